@@ -1,0 +1,1 @@
+"""Proves what a platform of vllm-core claims, both ways."""

@@ -1,0 +1,53 @@
+"""vllm-core: an LLM inference engine that knows no hardware.
+
+    from vllm_core import LLM, SamplingParams
+
+Names are loaded on first use: importing this package loads neither torch nor pydantic nor any plugin.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vllm_core.version import __version__
+
+if TYPE_CHECKING:
+    from vllm_core.engine.async_llm import AsyncLLM
+    from vllm_core.engine.llm import LLM
+    from vllm_core.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
+    from vllm_core.sampling_params import PoolingParams, SamplingParams
+
+_HOMES = {
+    "LLM": "vllm_core.engine.llm",
+    "AsyncLLM": "vllm_core.engine.async_llm",
+    "SamplingParams": "vllm_core.sampling_params",
+    "PoolingParams": "vllm_core.sampling_params",
+    "RequestOutput": "vllm_core.outputs",
+    "CompletionOutput": "vllm_core.outputs",
+    "EmbeddingOutput": "vllm_core.outputs",
+    "EmbeddingRequestOutput": "vllm_core.outputs",
+}
+
+__all__ = [
+    "AsyncLLM",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "LLM",
+    "PoolingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'vllm_core' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,290 @@
+"""The one registry of ops: all device code that the engine runs.
+
+Conventions. T tokens of the step, S rows (sequences), R sampled rows, H hidden size, D head size, Hq and Hk query
+and KV heads, V vocabulary, P positions in a rotary table. "float" is the model's dtype (float32, bfloat16 or
+float16); every reduction is computed in float32. Outputs come first, are preallocated by the caller and marked
+``!``. Index tensors live on the device. No op synchronises with the host.
+
+Ops of one family share private layouts and are always chosen together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from vllm_core.api.opspec import EXACT, OpSpec, Tolerance
+from vllm_core.errors import UnsupportedError, nearest
+
+_FLOAT = {"float32": Tolerance(1e-5, 1e-5), "bfloat16": Tolerance(1e-2, 1.6e-2), "float16": Tolerance(2e-3, 2e-3)}
+_MATMUL = {"float32": Tolerance(1e-4, 1e-4), "bfloat16": Tolerance(2e-2, 2e-2), "float16": Tolerance(4e-3, 4e-3)}
+_EXACT = {"float32": EXACT, "bfloat16": EXACT, "float16": EXACT}
+_REF = "vllm_core.ops"
+_GEN = "vllm_core.ops.inputs"
+
+
+def _spec(
+    name: str,
+    schema: str,
+    doc: str,
+    module: str,
+    tolerances: Mapping[str, Tolerance] = _FLOAT,
+    *,
+    family: str | None = None,
+    decomposition: tuple[str, ...] = (),
+    features: tuple[str, ...] = (),
+) -> OpSpec:
+    return OpSpec(
+        name=name,
+        schema=schema,
+        doc=doc,
+        reference=f"{_REF}.{module}:{name}",
+        generator=f"{_GEN}:{name}",
+        tolerances=tolerances,
+        family=family,  # type: ignore[arg-type]
+        decomposition=decomposition,
+        features=frozenset(features),
+    )
+
+
+_ALL = (
+    _spec(
+        "embedding",
+        "(float[T,H] out!, int32[T] ids, float[V,H] weight, float scale)",
+        "out = weight[ids] * scale.",
+        "embedding",
+    ),
+    _spec(
+        "gather_rows",
+        "(float[R,H] out!, float[T,H] x, int64[R] rows)",
+        "out = x[rows].",
+        "embedding",
+        _EXACT,
+    ),
+    _spec("add", "(float[T,H] out!, float[T,H] a, float[T,H] b)", "out = a + b; out may be a or b.", "norm"),
+    _spec(
+        "rms_norm",
+        "(float[...,H] out!, float[...,H] x, float32[H] weight, float eps)",
+        "out = x / sqrt(mean(x^2) + eps) * weight, over the last dimension (Zhang and Sennrich 2019). Architectures that "
+        "store weight - 1 are loaded with 1 added. out may be x.",
+        "norm",
+    ),
+    _spec(
+        "add_rms_norm",
+        "(float[T,H] out!, float[T,H] residual!, float[T,H] x, float32[H] weight, float eps)",
+        "residual += x; out = rms_norm(residual).",
+        "norm",
+        decomposition=("add", "rms_norm"),
+    ),
+    _spec(
+        "layer_norm",
+        "(float[T,H] out!, float[T,H] x, float32[H] weight, float32[H] bias, float eps)",
+        "out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias. out may be x.",
+        "norm",
+    ),
+    _spec(
+        "rotary_embedding",
+        "(float[T,Hq,D] q!, float[T,Hk,D] k!, int32[T] positions, float32[P,2,R/2] cos_sin, bool interleaved)",
+        "Rotates the first R elements of each head in place (Su et al. 2021). cos_sin[p, 0] are cosines, [p, 1] sines, "
+        "any scaling included. Not interleaved: element i pairs with i + R/2. Interleaved: 2i with 2i + 1.",
+        "rope",
+        features=("interleaved",),
+    ),
+    _spec(
+        "gated_activation",
+        "(float[T,I] out!, float[T,2I] x, str kind)",
+        "out = f(x[:, :I]) * x[:, I:] with f one of silu, gelu (exact), gelu_tanh.",
+        "activation",
+    ),
+    _spec("activation", "(float[T,I] out!, float[T,I] x, str kind)", "out = f(x); out may be x.", "activation"),
+    # linear: pack, apply
+    _spec(
+        "linear_pack",
+        "(float[N,K] weight | QuantTensor weight, float[N]? bias, str[] readers) -> Packed",
+        "Called once per weight after loading, with the names of all its readers; returns the provider's private form. "
+        "May keep the tensor it was given.",
+        "linear",
+        _EXACT,
+        family="linear",
+    ),
+    _spec(
+        "linear",
+        "(float[T,N] out!, float[T,K] x, Packed weight)",
+        "out = x @ weight.T + bias.",
+        "linear",
+        _MATMUL,
+        family="linear",
+    ),
+    # kv: bind, write, attention, copy, export, import
+    _spec(
+        "kv_bind",
+        "(uint8[num_blocks, block_bytes] memory!, int num_kv_heads, int head_size, str dtype, int tokens_per_block) -> KV",
+        "Called once per layer; returns the provider's private view of the layer's blocks.",
+        "attention",
+        _EXACT,
+        family="kv",
+    ),
+    _spec(
+        "kv_write",
+        "(KV kv!, float[T,Hk,D] k, float[T,Hk,D] v, int64[T] slot_mapping)",
+        "Stores token t at block slot_mapping[t] // tokens_per_block, offset slot_mapping[t] % tokens_per_block.",
+        "attention",
+        _EXACT,
+        family="kv",
+    ),
+    _spec(
+        "paged_attention",
+        "(float[T,Hq,D] out!, float[T,Hq,D] q, KV kv, int32[S+1] query_start, int32[S] seq_lens, int32[S,B] block_table, "
+        "int max_query_len, int max_seq_len, float scale, int window, float soft_cap)",
+        "Causal attention over the paged KV. Row s has queries query_start[s] .. query_start[s+1], which are the last "
+        "tokens of a sequence of seq_lens[s] tokens; their own KV is already written. window = 0 means all; w > 0 lets "
+        "a query at position p see p-w+1 .. p. soft_cap c > 0 replaces scores s by c * tanh(s / c). Query head h reads "
+        "KV head h * Hk // Hq. Blocks wholly behind the window may be the null block. Prefill and decode rows mix freely.",
+        "attention",
+        _FLOAT | {"float32": Tolerance(2e-5, 2e-5)},
+        family="kv",
+        features=("sliding_window", "soft_cap"),
+    ),
+    _spec(
+        "kv_copy",
+        "(KV kv!, int64[N] source, int64[N] target)",
+        "Copies whole blocks; sources and targets do not overlap.",
+        "attention",
+        _EXACT,
+        family="kv",
+    ),
+    _spec(
+        "kv_export",
+        "(float32[N,2,tokens_per_block,Hk,D] out!, KV kv, int64[N] blocks)",
+        "Writes blocks in the canonical layout: keys at [:, 0], values at [:, 1].",
+        "attention",
+        _EXACT,
+        family="kv",
+    ),
+    _spec(
+        "kv_import",
+        "(KV kv!, float32[N,2,tokens_per_block,Hk,D] blocks, int64[N] target)",
+        "The inverse of kv_export, rounded to the KV dtype.",
+        "attention",
+        _EXACT,
+        family="kv",
+    ),
+    _spec(
+        "qk_norm_rope_kv_write",
+        "(float[T,Hq,D] q!, float[T,Hk,D] k!, float[T,Hk,D] v, float32[D]? q_weight, float32[D]? k_weight, float eps, "
+        "int32[T] positions, float32[P,2,R/2]? cos_sin, bool interleaved, KV kv!, int64[T] slot_mapping)",
+        "rms_norm of q and k per head where weights are given, rotary_embedding where a table is given, then kv_write.",
+        "attention",
+        _FLOAT,
+        family="kv",
+        decomposition=("rms_norm", "rotary_embedding", "kv_write"),
+        features=("interleaved",),
+    ),
+    _spec(
+        "encoder_attention",
+        "(float[T,Hq,D] out!, float[T,Hq,D] q, float[T,Hk,D] k, float[T,Hk,D] v, int32[S+1] query_start, int max_query_len, "
+        "float scale)",
+        "Bidirectional attention within each row; no KV cache.",
+        "attention",
+    ),
+    _spec(
+        "pool",
+        "(float32[S,H] out!, float[T,H] x, int32[S+1] query_start, str kind, bool normalize)",
+        "One vector per row: kind mean, cls (first token) or last; then divided by its L2 norm if asked.",
+        "pooling",
+    ),
+    # batch: the device-resident state
+    _spec(
+        "batch_update",
+        "(BatchState state!, int32[W] packed)",
+        "Applies the packed difference of vllm_core.api.batch: admits, tokens, block rows, extras.",
+        "batch",
+        _EXACT,
+        family="batch",
+    ),
+    _spec(
+        "build_step",
+        "(BatchState state, int32[W] packed) -> StepInputs",
+        "Gathers the step's inputs from the state and the rows of `steps`.",
+        "batch",
+        _EXACT,
+        family="batch",
+    ),
+    _spec(
+        "advance",
+        "(BatchState state!, StepInputs inputs, int32[R,1] tokens)",
+        "computed[slot] += tokens of the row; each sampled token is appended at the row's new length, if it fits.",
+        "batch",
+        _EXACT,
+        family="batch",
+    ),
+    # tail
+    _spec(
+        "logit_adjust",
+        "(float32[R,V] logits!, BatchState state, int64[R] slots, int features)",
+        "In this order, for the rows whose own feature bit is set: repetition penalty over prompt and output (divide positive "
+        "logits, multiply negative ones), frequency and presence penalty over output only, logit bias, stop tokens to -inf "
+        "while shorter than A_MIN_LEN, bad words to -inf where the sequence ends with all but their last token.",
+        "sampling",
+    ),
+    _spec(
+        "grammar_mask",
+        "(float32[R,V] logits!, int32[M,ceil(V/32)] mask, int64[M] rows)",
+        "Sets logits to -inf where the row's bit is 0; bit b of word w is token 32 w + b.",
+        "sampling",
+        _EXACT,
+    ),
+    _spec(
+        "sample",
+        "(int32[R,1] tokens!, bool[R] nonfinite!, float32[R,V] logits, BatchState state, int64[R] slots, int features)",
+        "temperature 0: the lowest index of the largest logit. Else logits / temperature, top_k, then top_p (the smallest set "
+        "of most likely tokens whose probability reaches p) and min_p (probability at least p times the largest) over what "
+        "top_k left; the token is the first, in index order, at which the cumulative probability exceeds u, with u = "
+        "uniform(seed, sequence length) from `vllm_core.ops.random`, so it depends on nothing else. nonfinite marks rows "
+        "whose logits hold NaN or +inf, or no finite value.",
+        "sampling",
+        _EXACT,
+    ),
+    _spec(
+        "log_probabilities",
+        "(float32[R,V] logits, int64[R] tokens, int k) -> Logprobs",
+        "log_softmax of the logits at the tokens, their rank (1 = largest; ties do not lower it), and the k largest.",
+        "sampling",
+    ),
+    # comm
+    _spec("all_reduce", "(float[T,H] x!, int group)", "x = sum over the group's ranks.", "comm", family="comm"),
+    _spec(
+        "all_gather",
+        "(float[T,N*W] out!, float[T,N] x, int group)",
+        "out = concatenation over ranks along the last dimension.",
+        "comm",
+        _EXACT,
+        family="comm",
+    ),
+    _spec(
+        "reduce_scatter",
+        "(float[T/W,H] out!, float[T,H] x, int group)",
+        "out = this rank's rows of the sum over ranks.",
+        "comm",
+        family="comm",
+    ),
+)
+
+OPS: Mapping[str, OpSpec] = MappingProxyType({spec.name: spec for spec in _ALL})
+"""All ops of the current API version, by name."""
+
+
+def get(name: str) -> OpSpec:
+    """Return the specification. Raises UnsupportedError with the nearest name for an unknown one."""
+    spec = OPS.get(name)
+    if spec is None:
+        raise UnsupportedError(
+            "Unknown op", on=name, found="not in vllm_core.api.ops", expected="a registered op", fix=nearest(name, OPS)
+        )
+    return spec
+
+
+def family_of(name: str) -> tuple[str, ...]:
+    """Names of the ops chosen together with ``name``, itself included."""
+    family = get(name).family
+    return tuple(op for op, spec in OPS.items() if op == name or (family is not None and spec.family == family))

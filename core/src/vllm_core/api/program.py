@@ -1,0 +1,121 @@
+"""Step programs: what runs one engine step on a device.
+
+Core's own composes ops; a platform may bring its own (a compiler of static graphs, a remote device, a flat
+model). All are judged by the same conformance levels. Deltas and results are host bytes, so a program may live in
+another process.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Tail = Literal["sample", "verify", "pool", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepKey:
+    """What a captured or compiled step is specialised on; hashable and small.
+
+    slots and tokens are padded counts (equal to the exact ones where a program does not pad), `tokens_per_slot` is
+    the most tokens of one row, `features` the union of the bits `vllm_core.api.batch.F_*` over the sampled rows.
+    """
+
+    slots: int
+    tokens: int
+    tokens_per_slot: int
+    tail: Tail
+    features: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepDelta:
+    """The packed buffer of `vllm_core.api.batch`, int32, plus what only the host knows.
+
+    `num_logprobs` is the largest K asked for in this step. `mask_rows` maps sampled row to a packed bit mask
+    (uint32 words over the vocabulary) for constrained steps.
+    """
+
+    packed: npt.NDArray[np.int32]
+    num_logprobs: int = 0
+    mask_rows: Mapping[int, npt.NDArray[np.int32]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StepResult:
+    """One step's results on the host; R sampled rows in the order of the delta.
+
+    tokens int32 [R, T], counts int32 [R] (how many of the T are valid), nonfinite bool [R] (logits were NaN or inf:
+    the request fails). Log-probabilities and pooled vectors only when the step asked for them. `prompt_logprobs`
+    covers all tokens of rows that have `F_PROMPT_LOGPROBS`, in row order.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.int32]
+    nonfinite: npt.NDArray[np.bool_]
+    logprobs: HostLogprobs | None = None
+    prompt_logprobs: HostLogprobs | None = None
+    pooled: npt.NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostLogprobs:
+    """`vllm_core.api.batch.Logprobs` on the host."""
+
+    chosen: npt.NDArray[np.float32]
+    rank: npt.NDArray[np.int32]
+    top_ids: npt.NDArray[np.int32]
+    top: npt.NDArray[np.float32]
+
+
+class StepHandle(Protocol):
+    """A step in flight."""
+
+    def ready(self) -> bool:
+        """Whether `result` would return without waiting."""
+
+    def result(self) -> StepResult:
+        """Wait for the step's copies and return them. Raises what the device raised."""
+
+
+class Executable(Protocol):
+    """What `prepare` returned; opaque to core."""
+
+
+class StepProgram(ABC):
+    """Runs steps. Called from the engine's thread; `run` must not wait for the device."""
+
+    @abstractmethod
+    def load(self, weights: Any) -> None:
+        """Take the model's weights: an iterable of (canonical name, host tensor), read once."""
+
+    @abstractmethod
+    def prepare(self, key: StepKey) -> Executable:
+        """Return what runs steps of this key; captures or compiles on first use."""
+
+    @abstractmethod
+    def run(self, executable: Executable, delta: StepDelta) -> StepHandle:
+        """Launch one step. Steps run in the order of these calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramOffer:
+    """A step program or flat model that a platform brings.
+
+    `entry` is ``"module:callable"``, called with keyword arguments ``spec``, ``device``, ``bound`` and ``budget``.
+    `architectures` are model architectures; `devices` device architectures. `proven_faster` names the recorded
+    comparison that shows it; without one it is used only when asked for by name.
+    """
+
+    name: str
+    entry: str
+    kind: Literal["program", "flat"]
+    architectures: frozenset[str]
+    devices: frozenset[str]
+    proven_faster: str | None = None

@@ -1,0 +1,1 @@
+"""The command `vllm-core`, one file a command."""

@@ -1,0 +1,1 @@
+"""Hardware-free layers, built on bound ops."""

@@ -1,0 +1,1 @@
+"""Reading models: names, configs, weights, tokenizers."""

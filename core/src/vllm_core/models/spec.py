@@ -1,0 +1,143 @@
+"""What a model is, as plain data: read from its config alone, without torch.
+
+`models/<architecture>.py` turns a Hugging Face config into a `ModelSpec`; layers are built from it, call sites and
+KV groups are derived from it, and `platforms explain` plans with it for machines that are elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vllm_core.api import CallSite, KVGroupSpec
+from vllm_core.api.ops import family_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """Rotary embedding of some layers; `scaling` keeps the config's own names (factor, low_freq_factor, ...)."""
+
+    theta: float
+    rotary_dim: int
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
+    scaling: Mapping[str, object] = field(default_factory=dict)
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """What differs from layer to layer."""
+
+    window: int | None = None
+    rope: RopeSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A dense decoder or encoder.
+
+    `norm_offset` is added to stored norm weights when they are loaded. `sandwich_norms`: each sub-layer's output is
+    normed before it is added (Gemma). `post_norm`: norms follow the residual add (BERT).
+    """
+
+    architecture: str
+    kind: Literal["decoder", "encoder"]
+    dtype: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    max_position: int
+    layers: tuple[LayerSpec, ...]
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-6
+    norm_offset: float = 0.0
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    gated: bool = True
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sandwich_norms: bool = False
+    post_norm: bool = False
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    tied_embeddings: bool = False
+    token_types: int = 0
+    learned_positions: bool = False
+    pooling: Literal["mean", "cls", "last"] | None = None
+    normalize_pooled: bool = True
+    weight_prefix: str = "model."
+
+    @property
+    def scale(self) -> float:
+        """Factor on attention scores."""
+        return self.attention_scale if self.attention_scale is not None else float(self.head_size) ** -0.5
+
+    def kv_groups(self) -> tuple[KVGroupSpec, ...]:
+        """Group the layers by what they keep: first all full layers, then each window size. Encoders have none."""
+        if self.kind == "encoder":
+            return ()
+        windows = sorted({layer.window for layer in self.layers}, key=lambda w: (w is not None, w or 0))
+        return tuple(
+            KVGroupSpec(
+                index=index,
+                kind="full" if window is None else "window",
+                layers=tuple(i for i, layer in enumerate(self.layers) if layer.window == window),
+                num_kv_heads=self.num_kv_heads,
+                head_size=self.head_size,
+                window=window,
+            )
+            for index, window in enumerate(windows)
+        )
+
+    def group_of_layer(self) -> tuple[int, ...]:
+        """KV group index of each layer."""
+        groups = {layer: group.index for group in self.kv_groups() for layer in group.layers}
+        return tuple(groups[i] for i in range(len(groups)))
+
+    def call_sites(self, kv_dtype: str, tokens_per_block: int | None = None) -> tuple[CallSite, ...]:
+        """Every place that calls an op, by role; layers with equal needs share one."""
+        sites = [CallSite(op=op, role=role, dtype=self.dtype) for op, role in self._plain_sites()]
+        interleaved = any(layer.rope is not None and layer.rope.interleaved for layer in self.layers)
+        rope = frozenset({"interleaved"}) if interleaved else frozenset[str]()
+        for group in self.kv_groups():
+            masks = {"sliding_window"} if group.window is not None else set[str]()
+            if self.attention_soft_cap:
+                masks.add("soft_cap")
+            asked = {"paged_attention": frozenset(masks), "qk_norm_rope_kv_write": rope}
+            sites.extend(
+                CallSite(
+                    op=op,
+                    role=f"kv.{group.index}.{group.kind}",
+                    dtype=self.dtype,
+                    group=group.index,
+                    kv_dtype=kv_dtype,
+                    head_size=self.head_size,
+                    tokens_per_block=tokens_per_block,
+                    features=asked.get(op, frozenset()),
+                )
+                for op in family_of("kv_write")
+            )
+        return tuple(sites)
+
+    def _plain_sites(self) -> tuple[tuple[str, str], ...]:
+        sites = [("embedding", "embedding"), ("linear_pack", "linear"), ("linear", "linear"), ("gather_rows", "tail")]
+        if self.norm == "rms":
+            sites += [("rms_norm", "norm"), ("add_rms_norm", "norm")]
+        else:
+            sites += [("layer_norm", "norm")]
+        sites.append(("add", "residual"))
+        sites.append(("gated_activation", "mlp") if self.gated else ("activation", "mlp"))
+        if self.kind == "encoder":
+            sites.append(("encoder_attention", "attention"))
+        if self.pooling is not None:
+            sites.append(("pool", "tail"))
+        sites += [(op, "state") for op in ("batch_update", "build_step", "advance")]
+        sites += [(op, "tail") for op in ("logit_adjust", "grammar_mask", "sample", "log_probabilities")]
+        return tuple(sites)

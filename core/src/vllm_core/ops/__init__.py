@@ -1,0 +1,1 @@
+"""Reference implementations of the ops: native PyTorch, the specification in code."""

@@ -1,0 +1,1 @@
+"""Finding, loading, probing and choosing platforms."""

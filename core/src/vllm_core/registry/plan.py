@@ -1,0 +1,132 @@
+"""`Needs` in, `Plan` out: the two values between which the selector is a pure function.
+
+Plain frozen dataclasses; a Plan is JSON in logs, errors, benchmark files and the conformance report, and is what
+engine processes load. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vllm_core.api import CallSite, DeviceFacts, KVGroupSpec, KVLayout, Offer, ProviderKind
+from vllm_core.api.manifest import Check, Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What the model and the user ask for. Options left at None are the planner's to choose."""
+
+    model: str
+    architecture: str
+    dtype: str
+    kv_dtype: str
+    capabilities: frozenset[str]
+    sites: tuple[CallSite, ...]
+    kv_groups: tuple[KVGroupSpec, ...]
+    track: str = "agnostic"
+    platform: str | None = None
+    device_ids: tuple[str, ...] | None = None
+    block_size: int | None = None
+    graphs: bool | None = None
+    providers: Mapping[str, str] = field(default_factory=dict)
+    denied_providers: frozenset[str] = frozenset()
+    strict: bool = False
+    allow_fallback: bool = False
+    allow_host_ops: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One installed platform as seen here: loaded, probed, its offers (and those of kernel-only packages) collected."""
+
+    manifest: Manifest
+    distribution: str
+    version: str
+    entry_point: str
+    devices: tuple[DeviceFacts, ...]
+    checks: tuple[Check, ...]
+    offers: tuple[Offer, ...]
+    eager_full: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A plugin that could not be used: which distribution, at which stage, why."""
+
+    distribution: str
+    entry_point: str
+    stage: str
+    cause: str
+    fix: str
+    visible_hardware: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedCandidate:
+    """A platform or provider that was not chosen, and the reason."""
+
+    subject: str
+    candidate: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """Provider of one call site. `fallbacks` are the next accepted ones, best first, as (provider, entry, kind)."""
+
+    op: str
+    role: str
+    provider: str
+    entry: str
+    kind: ProviderKind
+    fallbacks: tuple[tuple[str, str, ProviderKind], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGroupPlan:
+    """One KV group with its layout; the number of blocks is set once memory has been measured."""
+
+    spec: KVGroupSpec
+    layout: KVLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demotion:
+    """A chosen provider that failed in warm-up or while serving, and what took its place."""
+
+    op: str
+    role: str
+    provider: str
+    replacement: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The decision, complete: workers load exactly this."""
+
+    platform: str
+    distribution: str
+    distribution_version: str
+    entry_point: str
+    support_level: str
+    device: DeviceFacts
+    model: str
+    architecture: str
+    track: str
+    program: str
+    dtype: str
+    kv_dtype: str
+    bindings: tuple[Binding, ...]
+    kv_groups: tuple[KVGroupPlan, ...]
+    graphs: bool
+    tensor_parallel: int = 1
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    rejected: tuple[RejectedCandidate, ...] = ()
+    demotions: tuple[Demotion, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def binding(self, op: str, role: str) -> Binding | None:
+        """The binding of a call site, if the plan has it."""
+        return next((b for b in self.bindings if b.op == op and b.role == role), None)

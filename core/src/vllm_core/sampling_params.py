@@ -1,0 +1,155 @@
+"""`SamplingParams` and `PoolingParams`, with the names and defaults that users of vLLM know."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from vllm_core.api import batch
+from vllm_core.errors import RequestError
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How tokens are chosen and when to stop. Values are checked on construction; wrong ones raise RequestError.
+
+    `top_k` 0 or -1 and `top_p` 1 turn the filter off; `temperature` 0 is greedy. `logprobs` K returns the K most
+    likely tokens beside the chosen one. `seed` makes a request repeatable: its random numbers depend on the seed and
+    the position alone. `min_tokens` suppresses stop tokens until as many were generated. `stop` strings are not
+    part of the output unless `include_stop_str_in_output`.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    allowed_token_ids: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        _in_range("temperature", self.temperature, 0.0, 100.0)
+        _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        _integer("n", self.n, 1, MAX_N)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        _optional_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _optional_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _optional_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _optional_integer("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _wrong("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if any(not isinstance(word, str) or not word for word in self.stop_strings):
+            raise _wrong("stop", self.stop, "non-empty strings")
+        for name, values, limit in (
+            ("stop_token_ids", self.stop_token_ids, batch.MAX_STOP - 8),
+            ("logit_bias", self.logit_bias, batch.MAX_BIAS),
+            ("stop", self.stop_strings, 64),
+            ("bad_words", self.bad_words, 128),
+        ):
+            if values is not None and len(values) > limit:
+                raise _wrong(name, f"{len(values)} entries", f"at most {limit} entries")
+        for token, bias in (self.logit_bias or {}).items():
+            _in_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    def features(self) -> int:
+        """The request's bits `vllm_core.api.batch.F_*`, but for masks."""
+        bits = 0
+        if not self.is_greedy:
+            bits |= batch.F_RANDOM
+            if self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0:
+                bits |= batch.F_FILTER
+        if self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0:
+            bits |= batch.F_PENALTIES
+        if self.logit_bias:
+            bits |= batch.F_BIAS
+        if self.min_tokens:
+            bits |= batch.F_MIN_LEN
+        if self.bad_words or self.bad_words_token_ids:
+            bits |= batch.F_BAD_WORDS
+        if self.logprobs is not None:
+            bits |= batch.F_LOGPROBS
+        if self.prompt_logprobs is not None:
+            bits |= batch.F_PROMPT_LOGPROBS
+        if self.allowed_token_ids is not None:
+            bits |= batch.F_MASK
+        return bits
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        """Return a copy with some values changed; checked like a new one."""
+        return msgspec.structs.replace(self, **changes)
+
+
+class PoolingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a prompt becomes one vector. `dimensions` cuts it (Matryoshka); `normalize` None takes the model's way."""
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+    def __post_init__(self) -> None:
+        _optional_integer("dimensions", self.dimensions, 1, 2**20)
+
+
+def _wrong(name: str, found: object, expected: str) -> RequestError:
+    return RequestError(
+        "Sampling value cannot be used",
+        on=name,
+        found=repr(found),
+        expected=expected,
+        fix=f"change {name}, or leave it out",
+    )
+
+
+def _in_range(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
+    expected = f"a number in {'(' if low_open else '['}{low:g}, {high:g}]"
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise _wrong(name, value, expected)
+    if value > high or value < low or (low_open and value == low):
+        raise _wrong(name, value, expected)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise _wrong(name, value, f"an integer in [{low}, {high}]")
+
+
+def _optional_integer(name: str, value: object, low: int, high: int) -> None:
+    if value is not None:
+        _integer(name, value, low, high)
