@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from vllm_core.version import __version__
 
 if TYPE_CHECKING:
-    from vllm_core.engine.async_llm import AsyncLLM
-    from vllm_core.engine.llm import LLM
+    from vllm_core.async_llm import AsyncLLM
+    from vllm_core.llm import LLM
     from vllm_core.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
     from vllm_core.sampling_params import PoolingParams, SamplingParams
 
 _HOMES = {
-    "LLM": "vllm_core.engine.llm",
-    "AsyncLLM": "vllm_core.engine.async_llm",
+    "LLM": "vllm_core.llm",
+    "AsyncLLM": "vllm_core.async_llm",
     "SamplingParams": "vllm_core.sampling_params",
     "PoolingParams": "vllm_core.sampling_params",
     "RequestOutput": "vllm_core.outputs",

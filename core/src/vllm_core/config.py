@@ -153,6 +153,19 @@ class EngineConfig(_Settings):
                 fix=f"change {name}; `vllm-core serve --help` lists the options",
             ) from error
 
+    def with_changes(self, changes: Mapping[str, Any]) -> EngineConfig:
+        """Return a copy with flat options replaced, checked like new ones; `model_fields_set` of groups is kept."""
+        if not changes:
+            return self
+        owners = option_owners()
+        updated: dict[str, Any] = {}
+        for group, settings in self:
+            mine = {name: value for name, value in changes.items() if owners.get(name) == group}
+            fresh = type(settings).model_validate({**settings.model_dump(), **mine})
+            updated[group] = settings.model_copy(update={name: getattr(fresh, name) for name in mine})
+            updated[group].__pydantic_fields_set__.difference_update(set(mine) - settings.model_fields_set)
+        return self.model_copy(update=updated)
+
 
 ALIASES = {"gpu_memory_utilization": "device_memory_utilization", "enable_eager": "enforce_eager"}
 """Names that users of vLLM know, and ours."""

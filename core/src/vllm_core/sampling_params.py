@@ -44,9 +44,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     logit_bias: dict[int, float] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    allowed_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 100.0)
@@ -90,7 +88,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
         return self.temperature == 0.0
 
     def features(self) -> int:
-        """The request's bits `vllm_core.api.batch.F_*`, but for masks."""
+        """The request's bits `vllm_core.api.batch.F_*`."""
         bits = 0
         if not self.is_greedy:
             bits |= batch.F_RANDOM
@@ -108,8 +106,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
             bits |= batch.F_LOGPROBS
         if self.prompt_logprobs is not None:
             bits |= batch.F_PROMPT_LOGPROBS
-        if self.allowed_token_ids is not None:
-            bits |= batch.F_MASK
         return bits
 
     def replace(self, **changes: Any) -> SamplingParams:
@@ -118,10 +114,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a prompt becomes one vector. `dimensions` cuts it (Matryoshka); `normalize` None takes the model's way."""
+    """How a prompt becomes one vector. `dimensions` keeps the first values (Matryoshka) and normalises again."""
 
     dimensions: int | None = None
-    normalize: bool | None = None
 
     def __post_init__(self) -> None:
         _optional_integer("dimensions", self.dimensions, 1, 2**20)

@@ -5,7 +5,9 @@ hooks below, each marked with `hookimpl`. Core imports it itself, guarded, regis
 ``distribution:entry_point`` and validates every hook's signature; what fails is reported with its cause and never
 hides another plugin. Hooks return facts and factories; nothing here is called per token.
 
-A distribution that only adds kernels to another's platform implements `offers` alone.
+The entry point's name is the platform's, equal to `Manifest.name`. A distribution that only adds kernels to another's
+platform implements `offers` alone, and names its entry point ``PLATFORM.NAME``: choosing a platform imports no other,
+so the name has to say to which one the kernels belong.
 """
 
 from __future__ import annotations

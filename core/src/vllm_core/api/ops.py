@@ -100,7 +100,7 @@ _ALL = (
     # linear: pack, apply
     _spec(
         "linear_pack",
-        "(float[N,K] weight | QuantTensor weight, float[N]? bias, str[] readers) -> Packed",
+        "(float[N,K] weight, float[N]? bias, str[] readers) -> Packed",
         "Called once per weight after loading, with the names of all its readers; returns the provider's private form. "
         "May keep the tensor it was given.",
         "linear",
@@ -110,7 +110,8 @@ _ALL = (
     _spec(
         "linear",
         "(float[T,N] out!, float[T,K] x, Packed weight)",
-        "out = x @ weight.T + bias.",
+        "out = x @ weight.T + bias. out may be float32 where x is narrower (logits): it is then not rounded to x's dtype "
+        "where the provider can.",
         "linear",
         _MATMUL,
         family="linear",
@@ -221,10 +222,11 @@ _ALL = (
     # tail
     _spec(
         "logit_adjust",
-        "(float32[R,V] logits!, BatchState state, int64[R] slots, int features)",
-        "In this order, for the rows whose own feature bit is set: repetition penalty over prompt and output (divide positive "
-        "logits, multiply negative ones), frequency and presence penalty over output only, logit bias, stop tokens to -inf "
-        "while shorter than A_MIN_LEN, bad words to -inf where the sequence ends with all but their last token.",
+        "(float32[R,V] logits!, BatchState state, int64[R] slots, int32[R] lengths, int features)",
+        "lengths are those of the sequences before the sampled token. In this order, for the rows whose own feature bit is "
+        "set: repetition penalty over prompt and output (divide positive logits, multiply negative ones), frequency and "
+        "presence penalty over output only, logit bias, stop tokens to -inf while shorter than A_MIN_LEN, bad words to -inf "
+        "where the sequence ends with all but their last token.",
         "sampling",
     ),
     _spec(
@@ -236,12 +238,14 @@ _ALL = (
     ),
     _spec(
         "sample",
-        "(int32[R,1] tokens!, bool[R] nonfinite!, float32[R,V] logits, BatchState state, int64[R] slots, int features)",
+        "(int32[R,1] tokens!, bool[R] nonfinite!, float32[R,V] logits, BatchState state, int64[R] slots, int32[R] lengths, "
+        "int features)",
         "temperature 0: the lowest index of the largest logit. Else logits / temperature, top_k, then top_p (the smallest set "
         "of most likely tokens whose probability reaches p) and min_p (probability at least p times the largest) over what "
-        "top_k left; the token is the first, in index order, at which the cumulative probability exceeds u, with u = "
-        "uniform(seed, sequence length) from `vllm_core.ops.random`, so it depends on nothing else. nonfinite marks rows "
-        "whose logits hold NaN or +inf, or no finite value.",
+        "top_k left; ties at a threshold stay. The token is the first, in index order, at which the cumulative probability "
+        "exceeds u times its total, with u = uniform(A_SEED_LOW, A_SEED_HIGH, length) from `vllm_core.ops.random`: it "
+        "depends on nothing else. `features` is the union over the rows, so that work nobody asked for can be left out. "
+        "nonfinite marks rows whose logits hold NaN or +inf, or no finite value.",
         "sampling",
         _EXACT,
     ),

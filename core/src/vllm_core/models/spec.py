@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from vllm_core.api import CallSite, KVGroupSpec
 from vllm_core.api.ops import family_of
+
+
+Pooling: TypeAlias = Literal["mean", "cls", "last"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,8 @@ class ModelSpec:
 
     `norm_offset` is added to stored norm weights when they are loaded. `sandwich_norms`: each sub-layer's output is
     normed before it is added (Gemma). `post_norm`: norms follow the residual add (BERT).
+    `extended_position` is how far dynamic NTK scaling reaches beyond `max_position`, in tokens. A user has to ask for
+    more than `max_position`, because one rotary table serves all sequences: a longer context changes short ones too.
     """
 
     architecture: str
@@ -70,9 +75,10 @@ class ModelSpec:
     tied_embeddings: bool = False
     token_types: int = 0
     learned_positions: bool = False
-    pooling: Literal["mean", "cls", "last"] | None = None
+    pooling: Pooling | None = None
     normalize_pooled: bool = True
     weight_prefix: str = "model."
+    extended_position: int | None = None
 
     @property
     def scale(self) -> float:
@@ -106,6 +112,8 @@ class ModelSpec:
         sites = [CallSite(op=op, role=role, dtype=self.dtype) for op, role in self._plain_sites()]
         interleaved = any(layer.rope is not None and layer.rope.interleaved for layer in self.layers)
         rope = frozenset({"interleaved"}) if interleaved else frozenset[str]()
+        if any(layer.rope is not None for layer in self.layers):
+            sites.append(CallSite(op="rotary_embedding", role="attention", dtype=self.dtype, features=rope))
         for group in self.kv_groups():
             masks = {"sliding_window"} if group.window is not None else set[str]()
             if self.attention_soft_cap:

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from vllm_core.api import CallSite, DeviceFacts, KVGroupSpec, KVLayout, Offer, ProviderKind
 from vllm_core.api.manifest import Check, Manifest
+
+Stage = Literal[
+    "foreign", "import", "hooks", "manifest", "version", "claims", "probe", "devices", "offers", "missing", "absent"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +43,11 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One installed platform as seen here: loaded, probed, its offers (and those of kernel-only packages) collected."""
+    """One installed platform as seen here: loaded, probed, its offers (and those of kernel-only packages) collected.
+
+    All devices have one architecture: a platform with two of them is two candidates, so that no offer is matched
+    against a device it was not made for. `eager_full` is whether references may run there.
+    """
 
     manifest: Manifest
     distribution: str
@@ -52,14 +61,27 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A plugin that could not be used: which distribution, at which stage, why."""
+    """A plugin that could not be used: which distribution, at which stage, why.
+
+    Stage ``missing`` is hardware whose plugin is not installed, ``foreign`` another project's package of that name.
+    `visible_hardware`: what the plugin is for was seen on this machine. `error` is the exception, in this process only.
+    """
 
     distribution: str
     entry_point: str
-    stage: str
+    stage: Stage
     cause: str
     fix: str
     visible_hardware: bool = False
+    error: BaseException | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def key(self) -> str:
+        """``distribution:entry_point``."""
+        return f"{self.distribution}:{self.entry_point}"
+
+    def __str__(self) -> str:
+        return f"{self.key} failed at {self.stage}: {self.cause}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +107,16 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVGroupPlan:
-    """One KV group with its layout; the number of blocks is set once memory has been measured."""
+    """One KV group with its layout; the number of blocks is set once memory has been measured.
+
+    `role` is that of its call sites; `fallbacks` are the layouts of the providers that would take over, as (provider,
+    layout).
+    """
 
     spec: KVGroupSpec
     layout: KVLayout
+    role: str = ""
+    fallbacks: tuple[tuple[str, KVLayout], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

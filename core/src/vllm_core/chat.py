@@ -1,0 +1,43 @@
+"""Chat messages and sampling defaults, shared by the offline API and the server. No engine logic, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm_core.errors import RequestError
+from vllm_core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from vllm_core.loader.tokenizer import Tokenizer
+
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def default_sampling(generation_config: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters that the model's own generation config asks for; ours where it is silent."""
+    values = {name: generation_config[name] for name in _DEFAULTS if generation_config.get(name) is not None}
+    if generation_config.get("do_sample") is False:
+        values = {"temperature": 0.0}
+    if isinstance(generation_config.get("max_new_tokens"), int):
+        values["max_tokens"] = generation_config["max_new_tokens"]
+    return SamplingParams(**values)
+
+
+def render(
+    tokenizer: Tokenizer | None, messages: Sequence[Mapping[str, Any]], *, chat_template: str | None = None, **options: Any
+) -> str:
+    """Apply the chat template to ``messages``. Raises RequestError where there is none."""
+    if not messages:
+        raise RequestError(
+            "Conversation is empty", on="messages", found="no message", expected="at least one message", fix="send a message"
+        )
+    if tokenizer is None or not (chat_template or tokenizer.chat_template):
+        raise RequestError(
+            "Model has no chat template",
+            on="messages",
+            found="no tokenizer" if tokenizer is None else "a tokenizer without a template",
+            expected="a chat template",
+            fix="give one with --chat-template, or send a plain prompt",
+        )
+    return tokenizer.apply_chat_template(list(messages), chat_template=chat_template, **options)

@@ -1,0 +1,144 @@
+"""`vllm-core`: finds the command, and turns errors into messages and exit statuses.
+
+A command's module is imported when it is named, so that ``--help`` is quick: it loads neither torch nor pydantic nor plugins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from vllm_core.errors import ConfigError, UnknownOptionError, VLLMCoreError, nearest
+from vllm_core.version import __version__
+
+COMMANDS = {
+    "serve": ("vllm_core.cli.serve", "serve a model over HTTP, with OpenAI's API"),
+    "generate": ("vllm_core.cli.generate", "generate text for one prompt"),
+    "chat": ("vllm_core.cli.chat", "talk to a model in the terminal"),
+    "bench": ("vllm_core.cli.bench", "measure the engine"),
+    "platforms": ("vllm_core.cli.platforms", "what can run here, and what a model would run on"),
+    "plugin": ("vllm_core.cli.plugin", "check a hardware package"),
+    "doctor": ("vllm_core.cli.doctor", "look at this machine, step by step"),
+}
+
+INTERRUPTED = 130
+CLOSED_PIPE = 141
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status; ``argv`` is without the program's name."""
+    args = sys.argv[1:] if argv is None else list(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # what a model writes must not fail on a terminal's encoding
+    try:
+        status = _run(args)
+        sys.stdout.flush()
+        return status
+    except VLLMCoreError as error:
+        if os.environ.get("VLLM_CORE_LOG_LEVEL") == "DEBUG":
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has left; the interpreter would complain once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+
+
+def _run(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if args[0] == "--version":
+        print(f"vllm-core {__version__}")
+        return 0
+    if args[0] not in COMMANDS:
+        raise UnknownOptionError(
+            "Unknown command", on=args[0], found="no such command", expected="a command", fix=nearest(args[0], COMMANDS)
+        )
+    parser = Parser(prog="vllm-core")
+    import_module(COMMANDS[args[0]][0]).add_parser(parser.add_subparsers())
+    parsed = parser.parse_args(args)
+    _set_up_logging(getattr(parsed, "log_level", "WARNING"))
+    from vllm_core.config import check_environment
+
+    check_environment()
+    return int(parsed.func(parsed))
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: vllm-core COMMAND ...",
+            "",
+            "An inference engine for large language models that knows no hardware.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`vllm-core COMMAND --help` lists the options of a command; `vllm-core --version` prints the version.",
+        ]
+    )
+
+
+def _set_up_logging(default: str) -> None:
+    level = os.environ.get("VLLM_CORE_LOG_LEVEL", default)
+    if level not in _LEVELS:
+        raise ConfigError(
+            "Log level does not exist",
+            on="VLLM_CORE_LOG_LEVEL",
+            found=repr(level),
+            expected=f"one of: {', '.join(_LEVELS)}",
+            fix=nearest(level.upper(), _LEVELS),
+        )
+    logging.basicConfig(level="WARNING", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("vllm_core").setLevel(level)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong as an error of four parts, with the nearest name of an unknown option. No abbreviations."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # argparse calls it for each nested parser
+        """Parse; what is left over belongs to no one. Raises UnknownOptionError."""
+        found, left = super().parse_known_args(args, namespace)
+        if not left:
+            return found, left
+        name = left[0].partition("=")[0]
+        if not name.startswith("-"):
+            self.error(f"unexpected argument {name!r}")
+        raise UnknownOptionError(
+            "Unknown option",
+            on=name,
+            found=f"no such option of {self.prog}",
+            expected=f"what `{self.prog} --help` lists",
+            fix=nearest(name, [option for option in self._option_string_actions if option.startswith("--")]),
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
+        raise ConfigError(
+            "Command line cannot be read",
+            on=self.prog,
+            found=message,
+            expected=f"what `{self.prog} --help` lists",
+            fix=f"see {self.prog} --help",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Call sites bound once to plain callables, and the way back from a traceback to the provider that failed.
+
+Nothing stands between a layer and the callable it fetched: attribution costs nothing until something fails.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Protocol
+
+from vllm_core.api import ProviderKind, load_entry
+from vllm_core.engine.decompose import DECOMPOSITIONS
+from vllm_core.errors import EngineError
+
+
+class BindingLike(Protocol):
+    """What the engine reads of a plan's binding."""
+
+    @property
+    def op(self) -> str:
+        """Name of the op."""
+
+    @property
+    def role(self) -> str:
+        """Place in the model or engine."""
+
+    @property
+    def provider(self) -> str:
+        """Who implements it."""
+
+    @property
+    def entry(self) -> str:
+        """``module:callable``."""
+
+    @property
+    def kind(self) -> ProviderKind:
+        """Kernel, vendor call, reference or host."""
+
+
+class BoundOps:
+    """The callables of one engine, by (op, role)."""
+
+    def __init__(self, bindings: Iterable[BindingLike]) -> None:
+        self._bindings = {(b.op, b.role): b for b in bindings}
+        self._callables = {key: load_entry(b.entry) for key, b in self._bindings.items()}
+
+    def get(self, op: str, role: str) -> Callable[..., Any]:
+        """Return the callable of a call site; a fused op without a provider is put together from its parts.
+
+        Raises EngineError for a call site that the plan does not have.
+        """
+        found = self._callables.get((op, role))
+        if found is None and op in DECOMPOSITIONS:
+            return DECOMPOSITIONS[op](self.get, role)
+        if found is None:
+            raise EngineError(
+                "Call site has no provider",
+                on=f"{op} at {role}",
+                found="no binding in the plan",
+                expected="a binding for each call site of the model",
+                fix="report this: the model's call sites and its layers disagree",
+            )
+        return found
+
+    def kinds(self) -> Counter[str]:
+        """How many call sites each kind of provider serves."""
+        return Counter(binding.kind for binding in self._bindings.values())
+
+    def culprit(self, trace: TracebackType | None) -> BindingLike | None:
+        """The binding whose callable is innermost in a traceback, or None where no provider is involved."""
+        owners = {
+            code: self._bindings[key]
+            for key, function in self._callables.items()
+            if (code := getattr(function, "__code__", None)) is not None
+        }
+        found: BindingLike | None = None
+        while trace is not None:
+            found = owners.get(trace.tb_frame.f_code, found)
+            trace = trace.tb_next
+        return found
+
+
+class ProviderFailedError(EngineError):
+    """A bound op raised; `binding` says which."""
+
+    def __init__(self, what: str, *, on: str, found: str, expected: str, fix: str) -> None:
+        super().__init__(what, on=on, found=found, expected=expected, fix=fix)
+        self.binding: BindingLike | None = None
+
+    @classmethod
+    def of(cls, binding: BindingLike, cause: BaseException) -> ProviderFailedError:
+        """Describe the failure of ``binding`` with ``cause``."""
+        error = cls(
+            "Op provider failed",
+            on=f"{binding.op} at {binding.role}, provider {binding.provider}",
+            found=f"{type(cause).__name__}: {cause}",
+            expected="the op to run at a shape that the model uses",
+            fix=f"--deny-provider {binding.provider}, and report it to its authors",
+        )
+        error.binding = binding
+        return error

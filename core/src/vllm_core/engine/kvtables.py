@@ -1,0 +1,133 @@
+"""Block tables of all KV groups: growing, sharing cached prefixes, giving back what a window has left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vllm_core.api import KVGroupSpec
+from vllm_core.api.batch import NULL_BLOCK
+from vllm_core.engine import prefix
+from vllm_core.engine.blocks import BlockPool
+from vllm_core.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLimits:
+    """One KV group as memory was given to it; `num_blocks` includes the null block."""
+
+    spec: KVGroupSpec
+    tokens_per_block: int
+    num_blocks: int
+
+
+class KVTables:
+    """The block pools, and what each request holds of them."""
+
+    def __init__(self, groups: Sequence[GroupLimits], *, caching: bool) -> None:
+        self.groups = tuple(groups)
+        self.pools = [BlockPool(group.num_blocks) for group in groups]
+        self.size = groups[0].tokens_per_block if groups else 0
+        # Prefixes are compared block by block, which needs one block size in all groups.
+        self.caching = caching and bool(groups) and all(g.tokens_per_block == self.size for g in groups)
+        self.queries = self.hits = 0
+        self.changes: list[tuple[int, int, int, int]] = []
+        """Rows (group, slot, index, block) for the next packed difference."""
+
+    def blocks_for(self, group: GroupLimits, num_tokens: int, chunk: int) -> int:
+        """Blocks that one sequence of ``num_tokens`` holds at most."""
+        if group.spec.window is not None:
+            num_tokens = min(num_tokens, group.spec.window + chunk + group.tokens_per_block)
+        return -(-num_tokens // group.tokens_per_block)
+
+    @property
+    def usage(self) -> float:
+        """Fraction of all blocks that requests own, of the fullest group."""
+        return max((1 - pool.num_free / max(1, pool.num_blocks - 1) for pool in self.pools), default=0.0)
+
+    def match(self, request: Request) -> tuple[int, list[list[int]]]:
+        """Cached blocks that begin the request; at least one token is left to compute."""
+        if not self.caching or request.prompt_logprobs is not None:
+            return 0, [[] for _ in self.pools]
+        prefix.extend(request.hashes, request.tokens, self.size, request.request.salt)
+        usable = request.hashes[: (len(request.tokens) - 1) // self.size]
+        finders = [(pool.find, group.spec.window) for pool, group in zip(self.pools, self.groups, strict=True)]
+        return prefix.longest(usable, finders, self.size)
+
+    def admit(self, request: Request, matched: list[list[int]], num_tokens: int) -> bool:
+        """Give the request its cached blocks and room for ``num_tokens`` in all; False, and nothing done, without room."""
+        missing = []
+        for pool, group, blocks in zip(self.pools, self.groups, matched, strict=True):
+            count = -(-num_tokens // group.tokens_per_block) - len(blocks)
+            if count > pool.num_free - pool.num_idle(blocks):
+                return False
+            missing.append(count)
+        request.blocks = matched
+        for index, (pool, count) in enumerate(zip(self.pools, missing, strict=True)):
+            pool.share(matched[index])
+            matched[index].extend(pool.allocate(count))
+            request.freed[index] = next((i for i, block in enumerate(matched[index]) if block), len(matched[index]))
+            self.changes.extend((index, request.slot, at, block) for at, block in enumerate(matched[index]) if block)
+        self._set_limit(request)
+        return True
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Make room for ``num_tokens`` in all; False, and nothing done, where a pool has too few blocks."""
+        missing = [-(-num_tokens // g.tokens_per_block) - len(b) for g, b in zip(self.groups, request.blocks, strict=True)]
+        if any(count > pool.num_free for pool, count in zip(self.pools, missing, strict=True)):
+            return False
+        for index, (pool, count) in enumerate(zip(self.pools, missing, strict=True)):
+            if count > 0:
+                blocks = request.blocks[index]
+                for block in pool.allocate(count):
+                    self.changes.append((index, request.slot, len(blocks), block))
+                    blocks.append(block)
+        self._set_limit(request)
+        return True
+
+    def _set_limit(self, request: Request) -> None:
+        held = [len(b) * g.tokens_per_block for g, b in zip(self.groups, request.blocks, strict=True)]
+        request.limit = min(held, default=1 << 62)
+
+    def settle(self, request: Request) -> None:
+        """After a step of the request has been read: cache what it filled, give back what no query will read again."""
+        if self.caching:
+            full = min(request.done, len(request.tokens)) // self.size
+            if full > request.cached:
+                self._cache(request, full)
+        for index, group in enumerate(self.groups):
+            window = group.spec.window
+            if window is None:
+                continue
+            first = max(0, (request.done - window + 1) // group.tokens_per_block)
+            if first > request.freed[index]:
+                self._leave(request, index, first)
+
+    def _cache(self, request: Request, full: int) -> None:
+        prefix.extend(request.hashes, request.tokens[: full * self.size], self.size, request.request.salt)
+        for pool, blocks in zip(self.pools, request.blocks, strict=True):
+            for at in range(request.cached, full):
+                if blocks[at] != NULL_BLOCK:
+                    pool.register(blocks[at], request.hashes[at])
+        request.cached = full
+
+    def _leave(self, request: Request, index: int, first: int) -> None:
+        blocks = request.blocks[index]
+        for at in range(request.freed[index], min(first, len(blocks))):
+            self.pools[index].free((blocks[at],))
+            # The device's table keeps the old entry: no query reads behind the window.
+            blocks[at] = NULL_BLOCK
+        request.freed[index] = first
+
+    def release(self, request: Request) -> None:
+        """Give all blocks back, the end of the sequence first: its beginning is more likely to be asked for again."""
+        for pool, blocks in zip(self.pools, request.blocks, strict=True):
+            pool.free(reversed(blocks))
+
+    def reset_cache(self) -> bool:
+        """Forget all cached content; False while requests own blocks."""
+        if any(pool.num_free != pool.num_blocks - 1 for pool in self.pools):
+            return False
+        for pool in self.pools:
+            pool.reset()
+        return True

@@ -1,0 +1,192 @@
+"""From what a user gives to what the engine core takes: prompts to token ids, defaults resolved, limits checked.
+
+Every check raises RequestError before the request reaches the engine, so that nothing else is disturbed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm_core.api import batch
+from vllm_core.engine.messages import EngineRequest
+from vllm_core.errors import RequestError
+from vllm_core.sampling_params import PoolingParams, SamplingParams
+
+if TYPE_CHECKING:
+    from vllm_core.loader.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What requests are checked against."""
+
+    max_model_len: int
+    vocab_size: int
+    hidden_size: int
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Prepared:
+    """One user's request: its prompt and the sequences it is split into."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams | PoolingParams
+    children: list[EngineRequest]
+
+
+def child_id(request_id: str, index: int) -> str:
+    """Id of the ``index``-th sequence of a request."""
+    return f"{request_id}#{index}"
+
+
+class Preprocessor:
+    """Turns prompts into engine requests. Holds no state between requests."""
+
+    def __init__(self, limits: Limits, tokenizer: Tokenizer | None) -> None:
+        self._limits = limits
+        self._tokenizer = tokenizer
+
+    def generate(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int] | Mapping[str, Any],
+        params: SamplingParams,
+        *,
+        arrival_time: float,
+        priority: int = 0,
+        cache_salt: str = "",
+        add_special_tokens: bool = True,
+    ) -> Prepared:
+        """Prepare a generation. Raises RequestError."""
+        text, ids = self._prompt(prompt, add_special_tokens)
+        room = self._limits.max_model_len - len(ids)
+        if room < 1:
+            raise self._too_long(len(ids))
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        stop = dict.fromkeys(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            stop.update(dict.fromkeys(self._limits.stop_token_ids))
+        self._check_tokens("stop_token_ids", list(stop))
+        self._check_tokens("logit_bias", list(params.logit_bias or ()))
+        bad_words = self._bad_words(params)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        single = params if params.n == 1 else params.replace(n=1)
+        children = [
+            EngineRequest(
+                request_id=child_id(request_id, index),
+                prompt_token_ids=ids,
+                arrival_time=arrival_time,
+                params=single,
+                priority=priority,
+                salt=cache_salt,
+                seed=(seed + index) % 2**64,
+                max_tokens=max_tokens,
+                stop_token_ids=list(stop),
+                bad_words=bad_words,
+            )
+            for index in range(params.n)
+        ]
+        return Prepared(request_id, text, ids, params, children)
+
+    def pool(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int] | Mapping[str, Any],
+        params: PoolingParams,
+        *,
+        arrival_time: float,
+    ) -> Prepared:
+        """Prepare an embedding. Raises RequestError."""
+        text, ids = self._prompt(prompt, True)
+        if len(ids) > self._limits.max_model_len:
+            raise self._too_long(len(ids))
+        if params.dimensions is not None and params.dimensions > self._limits.hidden_size:
+            raise RequestError(
+                "Embedding is shorter than asked for",
+                on="dimensions",
+                found=str(params.dimensions),
+                expected=f"at most {self._limits.hidden_size}",
+                fix="ask for fewer dimensions",
+            )
+        child = EngineRequest(
+            request_id=child_id(request_id, 0), prompt_token_ids=ids, arrival_time=arrival_time, pooling=params
+        )
+        return Prepared(request_id, text, ids, params, [child])
+
+    def _prompt(self, prompt: str | Sequence[int] | Mapping[str, Any], special: bool) -> tuple[str | None, list[int]]:
+        value: Any = prompt
+        if isinstance(prompt, Mapping):
+            value = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt", "")
+        if isinstance(value, str):
+            ids = self._need_tokenizer("a prompt given as text").encode(
+                value, add_special_tokens=special, max_tokens=self._limits.max_model_len
+            )
+            text: str | None = value
+        else:
+            ids, text = list(value), None
+            self._check_tokens("prompt", ids)
+        if not ids:
+            raise RequestError(
+                "Prompt is empty", on="prompt", found="no tokens", expected="at least one token", fix="send a prompt"
+            )
+        return text, ids
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        words = [list(ids) for ids in params.bad_words_token_ids or ()]
+        for word in params.bad_words or ():
+            tokenizer = self._need_tokenizer("bad_words")
+            # A word can start a text or follow a space, and its tokens differ.
+            for text in dict.fromkeys((word, " " + word.lstrip())):
+                ids = tokenizer.encode(text, add_special_tokens=False)
+                if ids and ids not in words:
+                    words.append(ids)
+        for ids in words:
+            self._check_tokens("bad_words", ids)
+        size = sum(len(ids) + 1 for ids in words)
+        if size > batch.MAX_BAD_WORDS or any(not ids for ids in words):
+            raise RequestError(
+                "Bad words do not fit",
+                on="bad_words",
+                found=f"{size} entries" if size > batch.MAX_BAD_WORDS else "an empty word",
+                expected=f"non-empty words of at most {batch.MAX_BAD_WORDS} entries in all (tokens, and one a word)",
+                fix="send fewer or shorter bad words",
+            )
+        return words
+
+    def _check_tokens(self, name: str, ids: Sequence[object]) -> None:
+        size = self._limits.vocab_size
+        for value in ids:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
+                raise RequestError(
+                    "Token id is outside the vocabulary",
+                    on=name,
+                    found=repr(value),
+                    expected=f"integers in [0, {size})",
+                    fix="send ids of this model's tokenizer",
+                )
+
+    def _need_tokenizer(self, what: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise RequestError(
+                "There is no tokenizer",
+                on=what,
+                found="an engine without a tokenizer (skip_tokenizer_init, or the model brings none)",
+                expected="token ids",
+                fix="send token ids, or name a tokenizer with --tokenizer",
+            )
+        return self._tokenizer
+
+    def _too_long(self, found: int) -> RequestError:
+        return RequestError(
+            "Prompt is longer than the context",
+            on="prompt",
+            found=f"{found} tokens",
+            expected=f"fewer than {self._limits.max_model_len} tokens",
+            fix="shorten the prompt, or raise --max-model-len if the model allows more",
+        )

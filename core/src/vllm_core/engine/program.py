@@ -1,0 +1,299 @@
+"""Core's own step program: composes bound ops, eagerly.
+
+One step: the packed difference is staged and applied (`batch_update`), the inputs gathered (`build_step`), the model
+run, and the tail (`logit_adjust`, `sample`, `advance`, or `pool`) brings tokens that stay on the device for the next
+step and are copied to the host for the reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from vllm_core.api import (
+    BatchState,
+    Device,
+    Event,
+    HostLogprobs,
+    Logprobs,
+    StepDelta,
+    StepHandle,
+    StepInputs,
+    StepKey,
+    StepProgram,
+    StepResult,
+)
+from vllm_core.api import batch as layout
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from vllm_core.engine.binding import BoundOps
+    from vllm_core.models.spec import ModelSpec
+
+STAGES = 4
+"""Staging buffers: one more than the steps that can be in flight, plus one being filled."""
+
+_ADJUST = layout.F_PENALTIES | layout.F_BIAS | layout.F_MIN_LEN | layout.F_BAD_WORDS
+
+
+class Model(Protocol):
+    """What the program needs of a model."""
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take the weights."""
+
+    def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
+        """Return hidden states [T, H] after the final norm."""
+
+    def logits(self, out: torch.Tensor, rows: torch.Tensor) -> None:
+        """Write float32 [R, V] from hidden rows [R, H]."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """Sizes of the batch state. `max_blocks` per group is the longest block table."""
+
+    num_slots: int
+    max_len: int
+    max_blocks: tuple[int, ...]
+    tokens_per_block: tuple[int, ...]
+
+
+def allocate_state(device: Device, shape: StateShape) -> BatchState:
+    """Allocate the batch state of ``shape`` in the pool ``state``."""
+    rows = shape.num_slots + 1
+
+    def table(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return device.allocate("state", (rows, *size), dtype)
+
+    return BatchState(
+        num_slots=shape.num_slots,
+        tokens=table(shape.max_len + 1),
+        computed=table(),
+        params=table(layout.ADMIT_WORDS),
+        bias_ids=table(layout.MAX_BIAS),
+        bias_values=table(layout.MAX_BIAS, dtype=torch.float32),
+        stop_ids=table(layout.MAX_STOP),
+        bad_words=table(layout.MAX_BAD_WORDS),
+        block_tables=tuple(table(n) for n in shape.max_blocks),
+        tokens_per_block=shape.tokens_per_block,
+    )
+
+
+class _Handle:
+    """A step whose results are on the host once the event (if any) has passed."""
+
+    __slots__ = ("_event", "_finish")
+
+    def __init__(self, finish: StepResult, event: Event | None) -> None:
+        self._finish = finish
+        self._event = event
+
+    def ready(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def result(self) -> StepResult:
+        if self._event is not None:
+            self._event.wait()
+        return self._finish
+
+
+class ComposedProgram(StepProgram):
+    """Runs steps by calling bound ops one after the other."""
+
+    def __init__(
+        self, spec: ModelSpec, model: Model, device: Device, ops: BoundOps, state: BatchState, kv: Sequence[Any], rows: int
+    ) -> None:
+        self.spec = spec
+        self.state = state
+        self._model = model
+        self._device = device
+        self._kv = kv
+        self._host_memory = device.facts.memory_kind == "host"
+        self._batch_update = ops.get("batch_update", "state")
+        self._build_step = ops.get("build_step", "state")
+        self._advance = ops.get("advance", "state")
+        self._gather = ops.get("gather_rows", "tail")
+        self._adjust = ops.get("logit_adjust", "tail")
+        self._mask = ops.get("grammar_mask", "tail")
+        self._sample = ops.get("sample", "tail")
+        self._logprobs = ops.get("log_probabilities", "tail")
+        self._pool = ops.get("pool", "tail") if spec.pooling is not None else None
+        self._features = np.zeros(state.num_slots + 1, dtype=np.int32)
+        self._allocate_tail(rows)
+        self._stages: list[tuple[torch.Tensor, torch.Tensor, Event] | None] = [None] * STAGES
+        self._turn = 0
+
+    def _allocate_tail(self, rows: int) -> None:
+        spec, device = self.spec, self._device
+        dtype = getattr(torch, spec.dtype)
+        self._rows = rows
+        self._hidden = device.allocate("workspace", (rows, spec.hidden_size), dtype)
+        if spec.pooling is None:
+            self._logits = device.allocate("workspace", (rows, spec.vocab_size), torch.float32)
+        else:
+            self._pooled = [device.allocate("workspace", (rows, spec.hidden_size), torch.float32) for _ in range(STAGES)]
+        # Tokens and flags of steps in flight must not be overwritten, so they rotate with the staging buffers.
+        self._tokens = [device.allocate("workspace", (rows, 1), torch.int32) for _ in range(STAGES)]
+        self._nonfinite = [device.allocate("workspace", (rows,), torch.bool) for _ in range(STAGES)]
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Pass the weights to the model."""
+        self._model.load(weights)
+
+    def prepare(self, key: StepKey) -> StepKey:
+        """Eager steps need no preparation: the key says all."""
+        return key
+
+    def run(self, executable: Any, delta: StepDelta) -> StepHandle:
+        """Run one step; returns before the device is done where it is asynchronous."""
+        key: StepKey = executable
+        packed = self._stage(delta.packed)
+        self._turn = (self._turn + 1) % STAGES
+        self._mirror_features(delta.packed)
+        self._batch_update(self.state, packed)
+        inputs: StepInputs = self._build_step(self.state, packed)
+        hidden = self._model.forward(inputs, self._kv)
+        if key.tail == "pool":
+            return self._pool_tail(inputs, hidden)
+        return self._sample_tail(key, delta, inputs, hidden)
+
+    def _stage(self, packed: npt.NDArray[np.int32]) -> torch.Tensor:
+        """One copy to the device, from pinned memory where that is not the host itself."""
+        host = torch.from_numpy(packed)
+        if self._host_memory:
+            return host
+        stage = self._stages[self._turn]
+        if stage is None or stage[0].numel() < host.numel():
+            words = max(4096, 1 << (host.numel() - 1).bit_length())
+            stage = (
+                self._device.pinned((words,), torch.int32),
+                self._device.allocate("state", (words,), torch.int32),
+                self._device.event(),
+            )
+            self._stages[self._turn] = stage
+        else:
+            stage[2].wait()
+        pinned, target, event = stage
+        pinned[: host.numel()].copy_(host)
+        target[: host.numel()].copy_(pinned[: host.numel()], non_blocking=True)
+        event.record()
+        return target[: host.numel()]
+
+    def _mirror_features(self, packed: npt.NDArray[np.int32]) -> None:
+        """Remember each slot's features on the host: prompt log-probabilities need rows without asking the device."""
+        admitted = int(packed[layout.H_ADMITTED])
+        if admitted:
+            end = layout.HEADER_WORDS + admitted * layout.ADMIT_WORDS
+            records = packed[layout.HEADER_WORDS : end].reshape(admitted, layout.ADMIT_WORDS)
+            self._features[records[:, layout.A_SLOT]] = records[:, layout.A_FEATURES]
+
+    def _sample_tail(self, key: StepKey, delta: StepDelta, inputs: StepInputs, hidden: torch.Tensor) -> StepHandle:
+        count = int(delta.packed[layout.H_NUM_SAMPLED])
+        prompt = self._prompt_logprobs(delta, inputs, hidden) if key.features & layout.F_PROMPT_LOGPROBS else None
+        tokens = self._tokens[self._turn][:count]
+        nonfinite = self._nonfinite[self._turn][:count]
+        logprobs: Logprobs | None = None
+        if count:
+            logits = self._logits_of(inputs, hidden, count)
+            slots = inputs.sample_slots
+            lengths = inputs.seq_lens if count == inputs.num_rows else inputs.positions[inputs.sample_rows] + 1
+            raw = logits.clone() if key.features & layout.F_LOGPROBS and key.features & _ADJUST else logits
+            if key.features & _ADJUST:
+                self._adjust(logits, self.state, slots, lengths, key.features)
+            if delta.mask_rows:
+                self._apply_masks(logits, delta)
+            self._sample(tokens, nonfinite, logits, self.state, slots, lengths, key.features)
+            if key.features & layout.F_LOGPROBS:
+                logprobs = self._logprobs(raw, tokens[:, 0].long(), delta.num_logprobs)
+        self._advance(self.state, inputs, tokens)
+        return self._finish(tokens, nonfinite, logprobs, prompt)
+
+    def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor, count: int) -> torch.Tensor:
+        rows = hidden
+        if count != inputs.num_tokens:
+            rows = self._hidden[:count]
+            self._gather(rows, hidden, inputs.sample_rows)
+        logits = self._logits[:count]
+        self._model.logits(logits, rows)
+        return logits
+
+    def _apply_masks(self, logits: torch.Tensor, delta: StepDelta) -> None:
+        rows = torch.tensor(sorted(delta.mask_rows), dtype=torch.int64)
+        masks = torch.from_numpy(np.stack([delta.mask_rows[int(row)] for row in rows]))
+        self._mask(logits, masks.to(logits.device), rows.to(logits.device))
+
+    def _prompt_logprobs(self, delta: StepDelta, inputs: StepInputs, hidden: torch.Tensor) -> Logprobs | None:
+        """Log-probabilities of each following token, for all tokens of the rows that want them."""
+        packed = delta.packed
+        steps = packed[len(packed) - 4 * int(packed[layout.H_SCHEDULED]) :].reshape(-1, 4)
+        wanted = (self._features[steps[:, 0]] & layout.F_PROMPT_LOGPROBS) != 0
+        starts = np.concatenate(([0], np.cumsum(steps[:, 1])))
+        index = [np.arange(starts[row], starts[row + 1]) for row in np.flatnonzero(wanted)]
+        if not index:
+            return None
+        where = torch.from_numpy(np.concatenate(index)).to(hidden.device)
+        slots = torch.from_numpy(np.repeat(steps[:, 0], steps[:, 1]).astype(np.int64)).to(hidden.device)[where]
+        following = self.state.tokens[slots, (inputs.positions[where] + 1).long()].long()
+        parts = []
+        for begin in range(0, len(where), self._rows):
+            part = where[begin : begin + self._rows]
+            rows = self._hidden[: len(part)]
+            self._gather(rows, hidden, part)
+            logits = self._logits[: len(part)]
+            self._model.logits(logits, rows)
+            parts.append(self._logprobs(logits, following[begin : begin + self._rows], delta.num_logprobs))
+        return Logprobs(
+            torch.cat([p.chosen for p in parts]),
+            torch.cat([p.rank for p in parts]),
+            torch.cat([p.top_ids for p in parts]),
+            torch.cat([p.top for p in parts]),
+        )
+
+    def _pool_tail(self, inputs: StepInputs, hidden: torch.Tensor) -> StepHandle:
+        assert self._pool is not None, "a pooling step of a model that does not pool"
+        out = self._pooled[self._turn][: inputs.num_rows]
+        self._pool(out, hidden, inputs.query_start, self.spec.pooling, self.spec.normalize_pooled)
+        self._advance(self.state, inputs, self._tokens[self._turn][:0])
+        return self._finish(self._tokens[self._turn][:0], self._nonfinite[self._turn][:0], None, None, pooled=out)
+
+    def _finish(
+        self,
+        tokens: torch.Tensor,
+        nonfinite: torch.Tensor,
+        logprobs: Logprobs | None,
+        prompt: Logprobs | None,
+        pooled: torch.Tensor | None = None,
+    ) -> StepHandle:
+        """Start the copies to the host and return the handle that waits for them."""
+        host_tokens = self._to_host(tokens)
+        result = StepResult(
+            tokens=host_tokens,
+            counts=np.ones(len(host_tokens), dtype=np.int32),
+            nonfinite=self._to_host(nonfinite),
+            logprobs=self._host_logprobs(logprobs),
+            prompt_logprobs=self._host_logprobs(prompt),
+            pooled=None if pooled is None else self._to_host(pooled),
+        )
+        if not self._device.asynchronous:
+            return _Handle(result, None)
+        event = self._device.event()
+        event.record()
+        return _Handle(result, event)
+
+    def _host_logprobs(self, value: Logprobs | None) -> HostLogprobs | None:
+        if value is None:
+            return None
+        return HostLogprobs(*(self._to_host(t) for t in (value.chosen, value.rank, value.top_ids, value.top)))
+
+    def _to_host(self, tensor: torch.Tensor) -> Any:
+        if self._host_memory:
+            return tensor.numpy()
+        pinned = self._device.pinned(tuple(tensor.shape), tensor.dtype)
+        pinned.copy_(tensor, non_blocking=True)
+        return pinned.numpy()

@@ -1,0 +1,368 @@
+"""Which requests get how many tokens in the next step, and what becomes of them when it has been read.
+
+The host never waits for a token to schedule: with steps in flight a sampled token counts as present, and what was
+scheduled for a request that turned out finished is dropped when it is read. Blocks and slots of such a request, and of a
+preempted one, are given back after the last step that may touch them.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vllm_core.api import StepDelta, StepKey, StepResult, batch
+from vllm_core.engine import results
+from vllm_core.engine.kvtables import GroupLimits, KVTables
+from vllm_core.engine.messages import EngineRequest, EngineStats, RequestUpdate
+from vllm_core.engine.packing import pack
+from vllm_core.engine.queue import WaitingQueue
+from vllm_core.engine.request import Request
+from vllm_core.errors import RequestError
+
+__all__ = ["GroupLimits", "ScheduledStep", "Scheduler", "SchedulerLimits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """What one step may hold, and how requests are ordered. Counts are tokens or sequences."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    long_prefill_token_threshold: int = 0
+    chunked_prefill: bool = True
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    prefix_caching: bool = True
+    pooling_whole_prompt: bool = False
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """One step: the difference for the device, its key, and (request, tokens, sampled) per row for `complete`."""
+
+    delta: StepDelta
+    key: StepKey
+    rows: list[tuple[Request, int, bool]]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return self.key.tokens
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return len(self.rows)
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill, prefix caching and preemption. Imports no torch; one thread calls it."""
+
+    def __init__(
+        self, limits: SchedulerLimits, groups: Sequence[GroupLimits], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limits = limits
+        self._tables = KVTables(groups, caching=limits.prefix_caching)
+        self._clock = clock
+        self._requests: dict[str, Request] = {}
+        self._waiting = WaitingQueue()
+        self._running: list[Request] = []
+        self._slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._arrivals = self._preemptions = self._prompt_tokens = self._generated = 0
+        self._finished: Counter[str] = Counter()
+
+    # -- requests
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. Raises RequestError for one that can never run."""
+        self._check(request)
+        self._arrivals += 1
+        priority = request.priority if self._limits.policy == "priority" else 0
+        entry = Request(
+            request, (priority, self._arrivals), len(self._tables.groups), self._limits.max_model_len, self._clock()
+        )
+        self._requests[request.request_id] = entry
+        self._waiting.push(entry)
+
+    def abort(self, request_ids: Iterable[str]) -> list[RequestUpdate]:
+        """End requests; unknown ids are passed over, since a request may have finished meanwhile."""
+        found = [self._requests[name] for name in request_ids if name in self._requests]
+        return [self._end(request, "abort") for request in found]
+
+    def fail_all(self, reason: str) -> list[RequestUpdate]:
+        """End every request with an error."""
+        return [self._end(request, "error", error=reason) for request in list(self._requests.values())]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is not finished."""
+        return bool(self._requests)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a slot, preempted ones included."""
+        return len(self._waiting)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False while some are in use."""
+        return self._tables.reset_cache()
+
+    def stats(self) -> EngineStats:
+        """Counters since start and gauges now."""
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            kv_usage=self._tables.usage,
+            prefix_queries=self._tables.queries,
+            prefix_hits=self._tables.hits,
+            preemptions=self._preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generated,
+            finished=dict(self._finished),
+        )
+
+    def _check(self, request: EngineRequest) -> None:
+        limits, length = self._limits, len(request.prompt_token_ids)
+        if request.request_id in self._requests:
+            raise _refused(
+                "Request id is in use", request, request.request_id, "an id of no running request", "send another id"
+            )
+        room = limits.max_model_len - (0 if request.params is None else 1)
+        if not 0 < length <= room:
+            raise _refused(
+                "Prompt does not fit the context", request, f"{length} tokens", f"1 to {room} tokens", "shorten the prompt"
+            )
+        whole = limits.pooling_whole_prompt or not limits.chunked_prefill
+        if whole and length > limits.max_num_batched_tokens:
+            expected = f"at most {limits.max_num_batched_tokens} tokens (max_num_batched_tokens)"
+            raise _refused(
+                "Prompt does not fit a step", request, f"{length} tokens", expected, "raise --max-num-batched-tokens"
+            )
+        total = length + (request.max_tokens if request.params else 0)
+        for group in self._tables.groups:
+            needed = self._tables.blocks_for(group, min(total, limits.max_model_len), limits.max_num_batched_tokens)
+            if needed > group.num_blocks - 1:
+                raise _refused(
+                    "KV cache does not hold the request",
+                    request,
+                    f"{group.num_blocks - 1} blocks of {group.tokens_per_block} tokens",
+                    f"{needed} blocks",
+                    "ask for fewer tokens, or raise --kv-cache-memory-bytes",
+                )
+
+    # -- scheduling
+
+    def schedule(self) -> ScheduledStep | None:
+        """Choose the next step; None where nothing can be computed until a step in flight is read."""
+        rows: list[tuple[Request, int, bool]] = []
+        budget = self._limits.max_num_batched_tokens
+        crowded = False
+        index = 0
+        while index < len(self._running) and budget:
+            request = self._running[index]
+            index += 1
+            count = request.remaining
+            if count > 1:
+                count = self._chunk(count, budget)
+            if count <= 0:
+                continue
+            if request.scheduled + count > request.limit:
+                before = len(self._running)
+                placed = self._make_room(request, count)
+                crowded = crowded or len(self._running) < before
+                if not placed:
+                    break
+            budget -= count
+            rows.append(self._take(request, count))
+        # Blocks that were just taken from one request must not bring in another, which would lose them again.
+        admitted = [] if crowded else self._admit(rows, budget)
+        return self._step(rows, admitted) if rows else None
+
+    def _chunk(self, count: int, budget: int) -> int:
+        """How many of ``count`` tokens this step computes; 0 where they must be computed whole and do not fit."""
+        if not self._limits.chunked_prefill or self._limits.pooling_whole_prompt:
+            return count if count <= budget else 0
+        return min(count, budget, self._limits.long_prefill_token_threshold or budget)
+
+    def _take(self, request: Request, count: int) -> tuple[Request, int, bool]:
+        request.scheduled += count
+        request.in_flight += 1
+        sampled = request.request.params is not None and request.scheduled == len(request.tokens) + request.unread
+        if sampled:
+            request.unread += 1
+        return request, count, sampled
+
+    def _make_room(self, request: Request, count: int) -> bool:
+        """Grow the request's tables, preempting whoever comes last; False where the request cannot run in this step."""
+        while not self._tables.grow(request, request.scheduled + count):
+            victim = self._running.pop()
+            self._preemptions += 1
+            if victim.in_flight:
+                victim.leaving = True
+                return False
+            self._release(victim)
+            self._waiting.push(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _admit(self, rows: list[tuple[Request, int, bool]], budget: int) -> list[tuple[Request, int]]:
+        """Let waiting requests in, first come first, while tokens, slots and blocks last."""
+        admitted: list[tuple[Request, int]] = []
+        while budget and self._slots:
+            request = self._waiting.peek()
+            if request is None:
+                break
+            num_blocks, matched = self._tables.match(request)
+            start = num_blocks * self._tables.size
+            count = self._chunk(len(request.tokens) - start, budget)
+            request.slot = self._slots[-1]
+            if not count or not self._tables.admit(request, matched, start + count):
+                request.slot = -1
+                break
+            self._slots.pop()
+            self._waiting.pop()
+            insort(self._running, request, key=_order)
+            self._start(request, start)
+            admitted.append((request, start))
+            budget -= count
+            rows.append(self._take(request, count))
+        return admitted
+
+    def _start(self, request: Request, start: int) -> None:
+        request.scheduled = request.done = start
+        request.cached = start // self._tables.size if self._tables.size else 0
+        if request.admitted_at:
+            return
+        request.admitted_at = self._clock()
+        request.num_cached_tokens = start
+        self._prompt_tokens += request.prompt_len
+        if self._tables.caching:
+            self._tables.queries += request.prompt_len
+            self._tables.hits += start
+
+    def _step(self, rows: list[tuple[Request, int, bool]], admitted: list[tuple[Request, int]]) -> ScheduledStep:
+        blocks, self._tables.changes = self._tables.changes, []
+        features = logprobs = tokens = max_query = max_seq = 0
+        for request, count, sampled in rows:
+            tokens += count
+            if count > max_query:
+                max_query = count
+            if request.scheduled > max_seq:
+                max_seq = request.scheduled
+            if request.features:
+                features |= request.features if sampled else request.features & batch.F_PROMPT_LOGPROBS
+                logprobs = max(logprobs, results.num_logprobs(request))
+        packed = pack(admitted, blocks, rows, max_query, max_seq)
+        tail: Literal["pool", "sample"] = "pool" if rows[0][0].request.params is None else "sample"
+        return ScheduledStep(StepDelta(packed, logprobs), StepKey(len(rows), tokens, max_query, tail, features), rows)
+
+    # -- reading
+
+    def complete(self, step: ScheduledStep, result: StepResult) -> list[RequestUpdate]:
+        """Take a step's results, in the order of `schedule`; returns what it brought each request."""
+        reader = results.Reader(result, step.key)
+        updates: list[RequestUpdate] = []
+        index = -1
+        for row, (request, count, sampled) in enumerate(step.rows):
+            request.in_flight -= 1
+            request.done += count
+            if reader.has_prompt_logprobs:
+                reader.take_prompt(request, count)
+            if sampled:
+                index += 1
+                request.unread -= 1
+                if not request.finished:
+                    updates.append(self._append(request, reader, index))
+            elif reader.pooled and not request.finished:
+                updates.append(self._end(request, "stop", pooled=reader.pooled[row]))
+            if request.leaving:
+                self._leave(request)
+            elif not request.finished:
+                self._tables.settle(request)
+        return updates
+
+    def _append(self, request: Request, reader: results.Reader, index: int) -> RequestUpdate:
+        """Append a sampled token and check the stops that the host alone can check."""
+        if reader.any_nonfinite and reader.nonfinite[index]:
+            return self._end(request, "error", error="logits were not finite: NaN or infinity in the model's output")
+        token = reader.tokens[index]
+        tokens = request.tokens
+        tokens.append(token)
+        self._generated += 1
+        update = RequestUpdate(request_id=request.request_id, token_ids=[token])
+        if request.features & batch.F_LOGPROBS:
+            update.logprobs = reader.logprobs(request, index)
+        if len(tokens) == request.prompt_len + 1:
+            self._first(request, update)
+        if token in request.stops and len(tokens) > request.min_length:
+            update.stop_reason = token
+            return self._end(request, "stop", update=update)
+        if len(tokens) >= request.max_length:
+            return self._end(request, "length", update=update)
+        return update
+
+    def _first(self, request: Request, update: RequestUpdate) -> None:
+        request.first_token_at = self._clock()
+        update.num_cached_tokens = request.num_cached_tokens
+        if request.prompt_logprobs is not None:
+            update.prompt_logprobs, request.known_prompt_logprobs = request.prompt_logprobs, True
+
+    def _end(
+        self,
+        request: Request,
+        reason: str,
+        *,
+        update: RequestUpdate | None = None,
+        error: str | None = None,
+        pooled: list[float] | None = None,
+    ) -> RequestUpdate:
+        """Finish a request; what it holds goes now, or with the last step that may touch it."""
+        update = update or RequestUpdate(request_id=request.request_id)
+        update.finish_reason, update.error, update.pooled = reason, error, pooled
+        now = self._clock()
+        if request.admitted_at:
+            first = request.first_token_at or now
+            update.queue_s = request.admitted_at - request.queued_at
+            update.prefill_s, update.decode_s = first - request.admitted_at, now - first
+        self._finished[reason] += 1
+        del self._requests[request.request_id]
+        request.finished = True
+        if request.slot < 0:
+            self._waiting.drop(request)
+        elif not request.leaving:
+            self._running.remove(request)
+            request.leaving = True
+            self._leave(request)
+        return update
+
+    def _leave(self, request: Request) -> None:
+        """Give back a leaving request's blocks and slot once no step in flight may touch them; a preempted one waits again."""
+        if request.in_flight:
+            return
+        self._tables.settle(request)
+        self._release(request)
+        if not request.finished:
+            self._waiting.push(request)
+
+    def _release(self, request: Request) -> None:
+        self._tables.release(request)
+        self._slots.append(request.slot)
+        request.reset(len(self._tables.groups))
+
+
+def _order(request: Request) -> tuple[int, int]:
+    return request.order
+
+
+def _refused(what: str, request: EngineRequest, found: str, expected: str, fix: str) -> RequestError:
+    return RequestError(what, on=f"request {request.request_id}", found=found, expected=expected, fix=fix)

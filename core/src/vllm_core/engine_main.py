@@ -1,0 +1,126 @@
+"""The engine process: ``python -m vllm_core.engine_main``, started by `AsyncLLM`.
+
+Reads one line of JSON from standard input (address and blueprint), then serves messages until it is told to stop or its
+owner goes away, which closes standard input.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+
+from vllm_core.engine import wire
+from vllm_core.engine.messages import EngineRequest
+from vllm_core.errors import RequestError
+
+if TYPE_CHECKING:
+    from vllm_core.engine.core import EngineCore
+
+log = logging.getLogger("vllm_core.engine")
+
+_decode_request = msgspec.msgpack.Decoder(EngineRequest).decode
+_decode_ids = msgspec.msgpack.Decoder(list[str]).decode
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The first line on standard input: folder of the sockets, blueprint of the engine."""
+
+    folder: str
+    design: bytes
+
+
+class Service:
+    """Serves one engine core over a pair of sockets; everything happens in the calling thread."""
+
+    def __init__(self, core: EngineCore, inbox: Any, outbox: Any) -> None:
+        self._core = core
+        self._inbox = inbox
+        self._outbox = outbox
+        self._running = True
+
+    def run(self) -> None:
+        """Serve until told to stop. Raises what the engine raises."""
+        while self._running:
+            self._receive(block=not self._core.has_work)
+            if self._core.has_work:
+                updates = self._core.step()
+                if updates:
+                    self._send(wire.UPDATES, updates)
+
+    def _receive(self, *, block: bool) -> None:
+        while self._running and (block or self._inbox.poll(0)):
+            kind, payload = self._inbox.recv_multipart()
+            self._handle(kind, payload)
+            block = False
+
+    def _handle(self, kind: bytes, payload: bytes) -> None:
+        if kind == wire.ADD:
+            request = _decode_request(payload)
+            try:
+                self._core.add(request)
+            except RequestError as error:
+                self._send(wire.REFUSED, wire.Failure.of(error, request_id=request.request_id))
+        elif kind == wire.ABORT:
+            updates = self._core.abort(_decode_ids(payload))
+            if updates:
+                self._send(wire.UPDATES, updates)
+        elif kind == wire.STATS:
+            self._send(wire.STATS_REPLY, self._core.stats())
+        elif kind == wire.RESET:
+            self._send(wire.RESET_REPLY, self._core.reset_prefix_cache())
+        elif kind == wire.STOP:
+            self._running = False
+
+    def _send(self, kind: bytes, payload: object) -> None:
+        self._outbox.send_multipart((kind, wire.encode(payload)))
+
+
+def _exit_with_owner() -> None:
+    """Standard input ends when the owner does, however it ended."""
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(0)
+
+
+def main() -> int:
+    """Run the process; returns its exit status."""
+    from vllm_core import launch
+    from vllm_core.registry import explain
+
+    logging.basicConfig(level=os.environ.get("VLLM_CORE_LOG_LEVEL", "INFO"), format="%(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the owner, which stops this process in order.
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
+    threading.Thread(target=_exit_with_owner, daemon=True).start()
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.connect(f"ipc://{start.folder}/in")
+    outbox.connect(f"ipc://{start.folder}/out")
+    try:
+        engine = launch.assemble(launch.from_bytes(start.design))
+        ready = wire.Ready(
+            engine.budget.max_model_len,
+            list(engine.budget.num_blocks),
+            engine.budget.size_bytes,
+            dict(engine.timings),
+            explain.to_json(engine.blueprint.plan),
+        )
+        outbox.send_multipart((wire.READY, wire.encode(ready)))
+        Service(engine.core, inbox, outbox).run()
+    except Exception as error:  # the owner gets the cause, whatever it is
+        log.exception("engine failed")
+        outbox.send_multipart((wire.FAILED, wire.encode(wire.Failure.of(error))))
+        return 1
+    finally:
+        context.destroy(linger=2000)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,287 @@
+"""Putting an engine together: the one place that knows both the registry and the engine.
+
+`blueprint` decides everything (configuration, model, Plan) without torch; `assemble` builds the engine from it in the
+process that will run it. A blueprint made in one process can be assembled in another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from vllm_core.api import POOLS
+from vllm_core.config import EngineConfig, check_environment
+from vllm_core.errors import ConfigError
+from vllm_core.loader.source import ModelSource, open_model
+from vllm_core.models import catalog
+from vllm_core.models.spec import ModelSpec, Pooling
+from vllm_core.registry import candidates, explain, select
+from vllm_core.registry.demotion import demote
+from vllm_core.registry.plan import Needs, Plan
+
+if TYPE_CHECKING:
+    from vllm_core.api import Device
+    from vllm_core.engine.core import EngineCore
+    from vllm_core.engine.memory import KVBudget
+
+log = logging.getLogger("vllm_core")
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """Everything decided. `config` has the platform's changes applied; `max_model_len` is what was asked for."""
+
+    config: EngineConfig
+    source: ModelSource
+    spec: ModelSpec
+    plan: Plan
+    runner: str
+    max_model_len: int
+    explicit_len: bool
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a sequence, from the generation config, else from the model's."""
+        found = self.source.generation_config.get("eos_token_id", self.source.config.get("eos_token_id"))
+        ids = found if isinstance(found, list) else [found]
+        return tuple(token for token in ids if isinstance(token, int) and 0 <= token < self.spec.vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An assembled engine. `timings` are seconds by stage of the start."""
+
+    core: EngineCore
+    blueprint: Blueprint
+    budget: KVBudget
+    device: Device
+    timings: Mapping[str, float]
+
+
+def track_of(config: EngineConfig, source: ModelSource) -> str:
+    """The model track: what the user asked for, else agnostic where the architecture is known."""
+    if config.model.model_impl != "auto":
+        return config.model.model_impl
+    names = source.config.get("architectures") or [None]
+    return "agnostic" if names[0] in catalog.architectures() or source.kind == "gguf" else "transformers"
+
+
+def describe(config: EngineConfig, source: ModelSource) -> tuple[ModelSpec, str, str]:
+    """Return the model's specification, the runner (generate or pooling) and the track."""
+    track, dtype = track_of(config, source), _dtype(config, source)
+    pooling = cast("Pooling | None", source.pooling)
+    if pooling is None and config.model.runner == "pooling":
+        pooling = "last"
+    if config.model.runner == "generate":
+        pooling = None
+    if track == "transformers":
+        from vllm_core.models import transformers_track
+
+        spec: ModelSpec = transformers_track.describe(source.config, dtype=dtype, path=str(source.path))
+        if pooling is not None:
+            spec = replace(spec, pooling=pooling)
+    else:
+        spec = catalog.describe(source.config, dtype=dtype, pooling=pooling)
+    if spec.kind == "encoder" and config.model.runner == "generate":
+        raise ConfigError(
+            "Model cannot generate",
+            on=f"{source.name} ({spec.architecture})",
+            found="an encoder",
+            expected="a decoder for --runner generate",
+            fix="use --runner pooling and embed()",
+        )
+    return spec, "pooling" if spec.pooling is not None else "generate", track
+
+
+def _dtype(config: EngineConfig, source: ModelSource) -> str:
+    if config.model.dtype != "auto":
+        return config.model.dtype
+    found = str(source.config.get("dtype") or source.config.get("torch_dtype") or "float32").removeprefix("torch.")
+    return found if found in _DTYPES else "float32"
+
+
+def needs_of(config: EngineConfig, source: ModelSource | None = None) -> Needs:
+    """What the model and the options ask of a platform; from the config alone, no weights are read."""
+    source = source if source is not None else open_model(config.model)
+    spec, _, track = describe(config, source)
+    kv_dtype = spec.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
+    platform = config.platform.platform or os.environ.get("VLLM_PLATFORM") or None
+    return Needs(
+        model=source.name,
+        architecture=spec.architecture,
+        dtype=spec.dtype,
+        kv_dtype=kv_dtype,
+        capabilities=_capabilities(spec, kv_dtype, config),
+        sites=spec.call_sites(kv_dtype, config.cache.block_size),
+        kv_groups=spec.kv_groups(),
+        track=track,
+        platform=platform,
+        device_ids=tuple(config.platform.device_ids) if config.platform.device_ids else None,
+        block_size=config.cache.block_size,
+        graphs=False if config.platform.enforce_eager else None,
+        providers=config.platform.provider,
+        denied_providers=frozenset(config.platform.deny_provider),
+        strict=config.platform.strict,
+        allow_fallback=config.platform.allow_fallback,
+        allow_host_ops=config.platform.allow_host_ops,
+    )
+
+
+def _capabilities(spec: ModelSpec, kv_dtype: str, config: EngineConfig) -> frozenset[str]:
+    names = {f"dtype.{spec.dtype}"}
+    if spec.kind == "encoder":
+        return frozenset(names | {"attention.encoder"})
+    names |= {"attention.decoder", "sampling.device"}
+    if kv_dtype in _DTYPES:
+        names.add(f"dtype.{kv_dtype}")
+    else:
+        names.add("kv_dtype.int8" if kv_dtype == "int8" else "kv_dtype.fp8")
+    if any(layer.window is not None for layer in spec.layers):
+        names.add("attention.sliding_window")
+    if spec.attention_soft_cap:
+        names.add("attention.soft_cap")
+    if config.cache.enable_prefix_caching:
+        names.add("prefix_caching")
+    if config.scheduler.enable_chunked_prefill:
+        names.add("chunked_prefill")
+    if config.scheduler.async_scheduling:
+        names.add("async_scheduling")
+    return frozenset(names)
+
+
+def blueprint(options: Mapping[str, Any]) -> Blueprint:
+    """Decide everything for an engine with these options. Raises VLLMCoreError."""
+    for name in check_environment():
+        log.info("environment variable %s belongs to another project and is not read", name)
+    config = EngineConfig.from_options(options)
+    source = open_model(config.model)
+    needs = needs_of(config, source)
+    found, failed = candidates.collect(only=needs.platform, environ=os.environ)
+    plan = select.plan(needs, found, failed)
+    config, reasons = _configure(config, plan)
+    if reasons:
+        needs = replace(needs_of(config, source), platform=plan.platform)
+        plan = select.plan(needs, found, failed)
+        plan = replace(plan, reasons={**plan.reasons, **reasons})
+    spec, runner, _ = describe(config, source)
+    length = config.model.max_model_len or spec.max_position
+    if length > spec.max_position:
+        raise ConfigError(
+            "Context is longer than the model's",
+            on="max_model_len",
+            found=str(length),
+            expected=f"at most {spec.max_position} tokens",
+            fix=f"--max-model-len {spec.max_position}, or give the model a RoPE scaling with --hf-overrides",
+        )
+    config = _step_limits(config, spec, runner, length)
+    return Blueprint(config, source, spec, plan, runner, length, config.model.max_model_len is not None)
+
+
+def _configure(config: EngineConfig, plan: Plan) -> tuple[EngineConfig, dict[str, str]]:
+    """Ask the chosen platform once; explicit options are the user's and must not change."""
+    from vllm_core.registry.load import open_platform
+
+    flat = {name: value for group in config for name, value in group[1]}
+    flat["dtype"], flat["memory_bytes"] = plan.dtype, plan.device.memory_bytes
+    patch = open_platform(plan).configure(flat)
+    explicit = {name for _, group in config for name in group.model_fields_set}
+    clash = explicit & set(patch.changes)
+    if clash:
+        raise ConfigError(
+            "Platform changes an option that was set explicitly",
+            on=", ".join(sorted(clash)),
+            found="; ".join(patch.reasons.get(name, "no reason") for name in sorted(clash)),
+            expected="explicit options to be kept or refused",
+            fix=f"leave the option out, or report this to the authors of {plan.distribution}",
+        )
+    return config.with_changes(patch.changes), dict(patch.reasons)
+
+
+def _step_limits(config: EngineConfig, spec: ModelSpec, runner: str, length: int) -> EngineConfig:
+    """Tokens a step must hold: whole prompts where they cannot be split, one token per sequence always."""
+    limits = config.scheduler
+    needed = limits.max_num_seqs
+    why = f"max_num_seqs {limits.max_num_seqs}"
+    if (runner == "pooling" or not limits.enable_chunked_prefill) and length > needed:
+        needed, why = length, f"prompts of up to {length} tokens in one step"
+    if limits.max_num_batched_tokens >= needed:
+        return config
+    if "max_num_batched_tokens" in limits.model_fields_set:
+        raise ConfigError(
+            "A step is too small",
+            on="max_num_batched_tokens",
+            found=str(limits.max_num_batched_tokens),
+            expected=f"at least {needed}, for {why}",
+            fix=f"--max-num-batched-tokens {needed}, or lower --max-num-seqs or --max-model-len",
+        )
+    return config.with_changes({"max_num_batched_tokens": needed})
+
+
+def assemble(design: Blueprint) -> Engine:
+    """Build the engine in this process. Demotes providers that fail in warm-up, unless `strict`."""
+    from vllm_core.engine.binding import ProviderFailedError
+    from vllm_core.registry.load import open_platform
+
+    started = time.perf_counter()
+    platform = open_platform(design.plan)
+    platform.start(design.plan.device)
+    device = platform.create_device(design.plan.device)
+    opened = time.perf_counter()
+    while True:
+        try:
+            engine = _build(design, device, {"device_s": opened - started})
+        except ProviderFailedError as error:
+            if design.config.platform.strict or error.binding is None:
+                raise
+            plan = demote(design.plan, error.binding.op, error.binding.role, error.found)
+            design = replace(design, plan=plan)
+            log.warning("%s", error)
+            for pool in POOLS:
+                device.release(pool)
+        else:
+            for line in explain.to_text(design.plan).splitlines():
+                log.info("%s", line)
+            return engine
+
+
+def _build(design: Blueprint, device: Device, timings: dict[str, float]) -> Engine:
+    from vllm_core.engine.binding import BoundOps
+    from vllm_core.engine.construct import build_core
+
+    ops = BoundOps(design.plan.bindings)
+    core, budget = build_core(design, device, ops, timings)
+    return Engine(core, design, budget, device, timings)
+
+
+class _Parcel(msgspec.Struct, frozen=True):
+    """A blueprint on its way to another process."""
+
+    config: str
+    plan: bytes
+    explicit: list[str]
+    max_model_len: int
+
+
+def to_bytes(design: Blueprint) -> bytes:
+    """Pack a blueprint for another process of this machine."""
+    explicit = [name for _, group in design.config for name in group.model_fields_set]
+    parcel = _Parcel(design.config.model_dump_json(), explain.to_json(design.plan), explicit, design.max_model_len)
+    return msgspec.json.encode(parcel)
+
+
+def from_bytes(data: bytes) -> Blueprint:
+    """Unpack; the Plan is taken as it is, nothing is decided again."""
+    parcel = msgspec.json.decode(data, type=_Parcel)
+    config = EngineConfig.model_validate_json(parcel.config)
+    source = open_model(config.model)
+    spec, runner, _ = describe(config, source)
+    plan = explain.from_json(parcel.plan)
+    return Blueprint(config, source, spec, plan, runner, parcel.max_model_len, "max_model_len" in parcel.explicit)

@@ -1,0 +1,203 @@
+"""A dense decoder on bound ops: pre-norm layers, or Gemma's norms around both sub-layers.
+
+Per layer nine calls, eleven with sandwich norms; each is a callable fetched when the model was built. The residual
+stream lives in one buffer and is added to by the norm that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from vllm_core.api import Device, StepInputs
+from vllm_core.layers.linear import BoundOps, PackedLinear
+from vllm_core.layers.rope import cos_sin
+from vllm_core.layers.weights import WeightLoader
+from vllm_core.layers.workspace import Views, Workspace
+from vllm_core.models.spec import ModelSpec, RopeSpec
+
+IGNORED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
+"""Buffers that old checkpoints carry."""
+
+
+class NormWeight:
+    """float32 weight of an RMS norm, the architecture's offset added."""
+
+    __slots__ = ("_device", "_offset", "value")
+
+    def __init__(self, device: Device, offset: float) -> None:
+        self._device = device
+        self._offset = offset
+        self.value: Any = None
+
+    def expect(self, loader: WeightLoader, name: str, size: int) -> None:
+        """Register the tensor ``name`` [size]."""
+        loader.expect({name: (size,)}, torch.float32, self._take, fill="ones")
+
+    def _take(self, weight: torch.Tensor) -> None:
+        self.value = self._device.adopt("weights", weight + self._offset if self._offset else weight)
+
+
+class DecoderLayer:
+    """Attention and MLP. `run` expects the normed input in `hidden` and leaves the MLP's output in `delta`."""
+
+    def __init__(self, spec: ModelSpec, index: int, device: Device, ops: BoundOps, table: torch.Tensor | None) -> None:
+        layer, group = spec.layers[index], spec.kv_groups()[spec.group_of_layer()[index]]
+        role = f"kv.{group.index}.{group.kind}"
+        self._linear = ops.get("linear", "linear")
+        self._rms_norm = ops.get("rms_norm", "norm")
+        self._add_rms_norm = ops.get("add_rms_norm", "norm")
+        self._rope_and_write = ops.get("qk_norm_rope_kv_write", role)
+        self._attention = ops.get("paged_attention", role)
+        self._activation = ops.get("gated_activation", "mlp")
+        self._kind, self._eps, self._scale = spec.activation, spec.norm_eps, spec.scale
+        self._window, self._cap = layer.window or 0, spec.attention_soft_cap
+        self._group, self._table = group.index, table
+        self._interleaved = layer.rope is not None and layer.rope.interleaved
+        self._sandwich = spec.sandwich_norms
+        self.qkv, self.out, self.gate_up, self.down = (PackedLinear(device, ops) for _ in range(4))
+        self.input_norm, self.q_norm, self.k_norm, self.attention_norm, self.mlp_input_norm, self.mlp_norm = (
+            NormWeight(device, spec.norm_offset) for _ in range(6)
+        )
+
+    def expect(self, loader: WeightLoader, spec: ModelSpec, name: str, dtype: torch.dtype) -> None:
+        """Register all weights of the layer; ``name`` ends with a dot."""
+        hidden, inner, size = spec.hidden_size, spec.intermediate_size, spec.head_size
+        attention, mlp = f"{name}self_attn.", f"{name}mlp."
+        q, kv = spec.num_heads * size, spec.num_kv_heads * size
+        parts = {f"{attention}q_proj": q, f"{attention}k_proj": kv, f"{attention}v_proj": kv}
+        self.qkv.expect(loader, parts, hidden, dtype, bias=spec.qkv_bias)
+        self.out.expect(loader, {f"{attention}o_proj": hidden}, q, dtype, bias=spec.out_bias)
+        self.gate_up.expect(loader, {f"{mlp}gate_proj": inner, f"{mlp}up_proj": inner}, hidden, dtype, bias=spec.mlp_bias)
+        self.down.expect(loader, {f"{mlp}down_proj": hidden}, inner, dtype, bias=spec.mlp_bias)
+        self.input_norm.expect(loader, f"{name}input_layernorm.weight", hidden)
+        if spec.qk_norm:
+            self.q_norm.expect(loader, f"{attention}q_norm.weight", size)
+            self.k_norm.expect(loader, f"{attention}k_norm.weight", size)
+        if spec.sandwich_norms:
+            self.attention_norm.expect(loader, f"{name}post_attention_layernorm.weight", hidden)
+            self.mlp_input_norm.expect(loader, f"{name}pre_feedforward_layernorm.weight", hidden)
+            self.mlp_norm.expect(loader, f"{name}post_feedforward_layernorm.weight", hidden)
+        else:
+            # Llama's name for the norm before the MLP is Gemma's for the one after attention.
+            self.mlp_input_norm.expect(loader, f"{name}post_attention_layernorm.weight", hidden)
+
+    def run(self, x: Views, inputs: StepInputs, kv: Any) -> None:
+        """One layer over all tokens of the step."""
+        linear, eps, group = self._linear, self._eps, self._group
+        linear(x.qkv, x.hidden, self.qkv.packed)
+        self._rope_and_write(
+            x.q,
+            x.k,
+            x.v,
+            self.q_norm.value,
+            self.k_norm.value,
+            eps,
+            inputs.positions,
+            self._table,
+            self._interleaved,
+            kv,
+            inputs.slot_mapping[group],
+        )
+        self._attention(
+            x.attended,
+            x.q,
+            kv,
+            inputs.query_start,
+            inputs.seq_lens,
+            inputs.block_tables[group],
+            inputs.max_query_len,
+            inputs.max_seq_len,
+            self._scale,
+            self._window,
+            self._cap,
+        )
+        linear(x.delta, x.attended_flat, self.out.packed)
+        if self._sandwich:
+            self._rms_norm(x.delta, x.delta, self.attention_norm.value, eps)
+        self._add_rms_norm(x.hidden, x.residual, x.delta, self.mlp_input_norm.value, eps)
+        linear(x.wide, x.hidden, self.gate_up.packed)
+        self._activation(x.narrow, x.wide, self._kind)
+        linear(x.delta, x.narrow, self.down.packed)
+        if self._sandwich:
+            self._rms_norm(x.delta, x.delta, self.mlp_norm.value, eps)
+
+
+class Decoder:
+    """The whole model. Not usable until `load` or `load_dummy` has run."""
+
+    def __init__(self, spec: ModelSpec, device: Device, ops: BoundOps, *, max_tokens: int, max_model_len: int) -> None:
+        self._spec, self._device, self._eps = spec, device, spec.norm_eps
+        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        # transformers rounds the scale to the model's dtype before it multiplies.
+        self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self._dtype))
+        self._embed = ops.get("embedding", "embedding")
+        self._rms_norm = ops.get("rms_norm", "norm")
+        self._add_rms_norm = ops.get("add_rms_norm", "norm")
+        self._workspace = Workspace(spec, device, max_tokens)
+        self._embedding: Any = None
+        self._final_norm = NormWeight(device, spec.norm_offset)
+        # A pooling model has no use for logits.
+        self._head = PackedLinear(device, ops) if spec.pooling is None else None
+        self._linear = ops.get("linear", "linear")
+        tables = _tables(spec, device, max_model_len)
+        self._layers = [DecoderLayer(spec, i, device, ops, tables[i]) for i in range(len(spec.layers))]
+        self._norms: list[Any] = []
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take the weights, by their Hugging Face names, in any order. Raises WeightsError."""
+        self._expected().load(weights)
+        self._norms = [*(layer.input_norm.value for layer in self._layers), self._final_norm.value]
+
+    def load_dummy(self, seed: int) -> None:
+        """Draw random weights that depend on ``seed`` and their names alone."""
+        self.load(self._expected().dummy(seed))
+
+    def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
+        """Run a step; returns hidden states [T, H] after the final norm, valid until the next step."""
+        x, eps, add_rms_norm = self._workspace.views(inputs.num_tokens), self._eps, self._add_rms_norm
+        self._embed(x.residual, inputs.token_ids, self._embedding, self._embedding_scale)
+        self._rms_norm(x.hidden, x.residual, self._norms[0], eps)
+        for layer, layer_kv, next_norm in zip(self._layers, kv, self._norms[1:], strict=True):
+            layer.run(x, inputs, layer_kv)
+            add_rms_norm(x.hidden, x.residual, x.delta, next_norm, eps)
+        return x.hidden
+
+    def logits(self, out: torch.Tensor, rows: torch.Tensor) -> None:
+        """Write float32 [R, V] from hidden rows [R, H]."""
+        assert self._head is not None, "a pooling model has no head"
+        self._linear(out, rows, self._head.packed)
+        if cap := self._spec.logit_soft_cap:
+            out.div_(cap).tanh_().mul_(cap)
+
+    def _expected(self) -> WeightLoader:
+        spec = self._spec
+        ignored = IGNORED if self._head is not None and not spec.tied_embeddings else (*IGNORED, "lm_head.")
+        loader = WeightLoader(spec.architecture, prefix=spec.weight_prefix, ignored=ignored)
+        loader.expect({"embed_tokens.weight": (spec.vocab_size, spec.hidden_size)}, self._dtype, self._take_embedding)
+        for index, layer in enumerate(self._layers):
+            layer.expect(loader, spec, f"layers.{index}.", self._dtype)
+        self._final_norm.expect(loader, "norm.weight", spec.hidden_size)
+        if self._head is not None and not spec.tied_embeddings:
+            self._head.expect(loader, {"lm_head": spec.vocab_size}, spec.hidden_size, self._dtype, bias=False)
+        return loader
+
+    def _take_embedding(self, weight: torch.Tensor) -> None:
+        self._embedding = self._device.adopt("weights", weight)
+        if self._head is not None and self._spec.tied_embeddings:
+            self._head.share(self._embedding, ["embed_tokens", "lm_head"])
+
+
+def _tables(spec: ModelSpec, device: Device, max_model_len: int) -> list[torch.Tensor | None]:
+    """One table per distinct rotary embedding, by layer. One position more: a step in flight may overshoot the end."""
+    made: list[tuple[RopeSpec, torch.Tensor]] = []
+    out: list[torch.Tensor | None] = []
+    for layer in spec.layers:
+        table = next((table for rope, table in made if rope == layer.rope), None)
+        if layer.rope is not None and table is None:
+            table = device.adopt("weights", cos_sin(layer.rope, max_model_len, max_model_len + 1))
+            made.append((layer.rope, table))
+        out.append(table)
+    return out

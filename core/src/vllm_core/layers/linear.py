@@ -1,0 +1,59 @@
+"""A linear layer's weight: merged while loading, packed once by its provider."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from vllm_core.api import Device
+from vllm_core.layers.weights import WeightLoader
+
+
+class BoundOps(Protocol):
+    """Where layers fetch the callables of their call sites, once."""
+
+    def get(self, op: str, role: str) -> Callable[..., Any]:
+        """Return the callable of ``op`` at ``role``. Raises EngineError where the plan has none."""
+
+
+class PackedLinear:
+    """The weight of one call site of `linear`: `packed` is the provider's own form, set when loading is done."""
+
+    __slots__ = ("_bias", "_device", "_pack", "_readers", "_weight", "_with_bias", "packed")
+
+    def __init__(self, device: Device, ops: BoundOps) -> None:
+        self._device = device
+        self._pack = ops.get("linear_pack", "linear")
+        self._weight: torch.Tensor | None = None
+        self._bias: torch.Tensor | None = None
+        self._with_bias = False
+        self._readers: list[str] = []
+        self.packed: Any = None
+
+    def expect(self, loader: WeightLoader, rows: Mapping[str, int], columns: int, dtype: torch.dtype, *, bias: bool) -> None:
+        """Register weights [rows, columns] by layer name, stacked in this order, and biases [rows] if there are any."""
+        self._with_bias = bias
+        self._readers = list(rows)
+        loader.expect({f"{name}.weight": (n, columns) for name, n in rows.items()}, dtype, self._take_weight)
+        if bias:
+            loader.expect({f"{name}.bias": (n,) for name, n in rows.items()}, dtype, self._take_bias)
+
+    def share(self, weight: torch.Tensor, readers: list[str]) -> None:
+        """Pack a weight on the device that others read too."""
+        self.packed = self._pack(weight, None, readers)
+
+    def _take_weight(self, weight: torch.Tensor) -> None:
+        self._weight = self._device.adopt("weights", weight)
+        self._finish()
+
+    def _take_bias(self, bias: torch.Tensor) -> None:
+        self._bias = self._device.adopt("weights", bias)
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._weight is None or (self._with_bias and self._bias is None):
+            return
+        self.packed = self._pack(self._weight, self._bias, self._readers)
+        self._weight = self._bias = None

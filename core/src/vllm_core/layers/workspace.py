@@ -1,0 +1,82 @@
+"""Activations of a step: buffers allocated once at the largest step, and their views for each number of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from vllm_core.api import Device
+from vllm_core.models.spec import ModelSpec
+
+MAX_CACHED_VIEWS = 1024
+"""Numbers of tokens whose views are kept; a view is some hundred bytes of host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """All activations of a step of T tokens, in the model's dtype.
+
+    hidden, delta, residual  [T, H]
+    qkv       [T, (Hq + 2 Hk) D]; q [T, Hq, D], k and v [T, Hk, D] are views of it
+    attended  [T, Hq, D]; `attended_flat` [T, Hq D] is the same memory
+    wide      [T, 2 I] gated, else [T, I]: gate and up projections
+    narrow    [T, I]; the same memory as wide where there is no gate
+    """
+
+    hidden: torch.Tensor
+    delta: torch.Tensor
+    residual: torch.Tensor
+    qkv: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    attended: torch.Tensor
+    attended_flat: torch.Tensor
+    wide: torch.Tensor
+    narrow: torch.Tensor
+
+
+class Workspace:
+    """The buffers. Their views are cached by number of tokens, because making them costs more than a decode op."""
+
+    def __init__(self, spec: ModelSpec, device: Device, max_tokens: int) -> None:
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+
+        def buffer(width: int) -> torch.Tensor:
+            return device.allocate("workspace", (max_tokens, width), dtype)
+
+        self._spec = spec
+        self._hidden, self._delta, self._residual = (buffer(spec.hidden_size) for _ in range(3))
+        self._qkv = buffer((spec.num_heads + 2 * spec.num_kv_heads) * spec.head_size)
+        self._attended = buffer(spec.num_heads * spec.head_size)
+        self._wide = buffer(spec.intermediate_size * (2 if spec.gated else 1))
+        self._narrow = buffer(spec.intermediate_size) if spec.gated else self._wide
+        self._views: dict[int, Views] = {}
+
+    def views(self, num_tokens: int) -> Views:
+        """The views of a step of ``num_tokens`` tokens."""
+        found = self._views.get(num_tokens)
+        return found if found is not None else self._make(num_tokens)
+
+    def _make(self, count: int) -> Views:
+        spec = self._spec
+        qkv = self._qkv[:count]
+        ends = (spec.num_heads * spec.head_size, (spec.num_heads + spec.num_kv_heads) * spec.head_size)
+        attended = self._attended[:count]
+        if len(self._views) >= MAX_CACHED_VIEWS:
+            self._views.clear()
+        self._views[count] = Views(
+            hidden=self._hidden[:count],
+            delta=self._delta[:count],
+            residual=self._residual[:count],
+            qkv=qkv,
+            q=qkv[:, : ends[0]].view(count, spec.num_heads, spec.head_size),
+            k=qkv[:, ends[0] : ends[1]].view(count, spec.num_kv_heads, spec.head_size),
+            v=qkv[:, ends[1] :].view(count, spec.num_kv_heads, spec.head_size),
+            attended=attended.view(count, spec.num_heads, spec.head_size),
+            attended_flat=attended,
+            wide=self._wide[:count],
+            narrow=self._narrow[:count],
+        )
+        return self._views[count]

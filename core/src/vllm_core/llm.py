@@ -1,0 +1,292 @@
+"""`LLM`: the engine in this process, for offline batches."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from vllm_core.api import POOLS
+from vllm_core.chat import default_sampling, render
+from vllm_core.engine.messages import EngineStats
+from vllm_core.engine.postprocess import Postprocessor
+from vllm_core.engine.preprocess import Limits, Prepared, Preprocessor
+from vllm_core.errors import ConfigError, RequestError
+from vllm_core.outputs import EmbeddingRequestOutput, RequestOutput
+from vllm_core.progress import Progress
+from vllm_core.sampling_params import PoolingParams, SamplingParams
+
+if TYPE_CHECKING:
+    from vllm_core.engine.core import EngineCore
+    from vllm_core.loader.tokenizer import Tokenizer
+    from vllm_core.registry.plan import Plan
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Params = TypeVar("Params", SamplingParams, PoolingParams)
+
+
+class LLM:
+    """An engine in this process.
+
+    ``LLM("folder-or-name", max_model_len=2048)``: options are those of the command line, with ``_`` for ``-``; an unknown one
+    raises UnknownOptionError with the nearest name. Construction plans, loads and warms up; it raises VLLMCoreError.
+    One thread uses an LLM at a time.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        from vllm_core import launch
+
+        design = launch.blueprint({"model": model, **options})
+        self._engine = launch.assemble(design)
+        self._core = self._engine.core
+        self._tokenizer = load_tokenizer(design)
+        self._limits = limits_of(design, self._engine.budget.max_model_len)
+        self._pre = Preprocessor(self._limits, self._tokenizer)
+        self._post = Postprocessor(self._tokenizer)
+        self._ids = itertools.count()
+
+    @property
+    def plan(self) -> Plan:
+        """What was chosen, why, and what was rejected."""
+        return self._engine.blueprint.plan
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens, prompt and output."""
+        return self._limits.max_model_len
+
+    @property
+    def timings(self) -> Mapping[str, float]:
+        """Seconds by stage of the start."""
+        return self._engine.timings
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises ConfigError where the engine has none."""
+        if self._tokenizer is None:
+            raise ConfigError(
+                "There is no tokenizer",
+                on="LLM.get_tokenizer",
+                found="skip_tokenizer_init, or a model without one",
+                expected="a tokenizer",
+                fix="name one with tokenizer=...",
+            )
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation config asks for."""
+        return default_sampling(self._engine.blueprint.source.generation_config)
+
+    def get_metrics(self) -> EngineStats:
+        """Counters since start and gauges now."""
+        return self._core.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks."""
+        return self._core.reset_prefix_cache()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+        cache_salt: str = "",
+    ) -> list[RequestOutput]:
+        """Generate for each prompt, in their order.
+
+        A prompt is text, token ids, or a mapping with ``prompt`` or ``prompt_token_ids``. Raises RequestError for the first
+        wrong one, before anything runs.
+        """
+        self._require("generate")
+        items = _as_list(prompts)
+        params = _match(sampling_params or self.get_default_sampling_params(), items, "sampling_params")
+        priorities = list(priority) if priority is not None else [0] * len(items)
+        now = time.time()
+        prepared = [
+            self._pre.generate(self._next_id(), item, p, arrival_time=now, priority=rank, cache_salt=cache_salt)
+            for item, p, rank in zip(items, params, priorities, strict=True)
+        ]
+        return cast("list[RequestOutput]", self._run(prepared, use_tqdm))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several."""
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations = cast("Sequence[Sequence[Mapping[str, Any]]]", messages if several else [messages])
+        ids = [
+            self._chat_ids(
+                conversation,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+            )
+            for conversation in conversations
+        ]
+        return self.generate(cast("list[Prompt]", ids), sampling_params, use_tqdm=use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Generate for one prompt and yield its output, cumulative, whenever tokens arrive. Closing the iterator aborts."""
+        self._require("generate")
+        params = sampling_params or self.get_default_sampling_params()
+        with self.open_batch([(prompt, params)]) as batch:
+            while batch.has_work:
+                yield from cast("list[RequestOutput]", batch.advance())
+
+    def open_batch(self, requests: Iterable[tuple[Prompt, SamplingParams]]) -> Batch:
+        """Submit requests and return the loop that `generate` runs, to be advanced step by step and closed."""
+        now = time.time()
+        prepared = [self._pre.generate(self._next_id(), prompt, p, arrival_time=now) for prompt, p in requests]
+        return Batch(self._core, self._post, prepared)
+
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, Any]], sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """`stream` for a conversation."""
+        return self.stream(self._chat_ids(messages), sampling_params)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector per prompt, in their order."""
+        self._require("pooling")
+        items = _as_list(prompts)
+        params = _match(pooling_params or PoolingParams(), items, "pooling_params")
+        now = time.time()
+        prepared = [self._pre.pool(self._next_id(), item, p, arrival_time=now) for item, p in zip(items, params, strict=True)]
+        return cast("list[EmbeddingRequestOutput]", self._run(prepared, use_tqdm))
+
+    def _chat_ids(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        text = render(self._tokenizer, messages, **options)
+        return self.get_tokenizer().encode(text, add_special_tokens=False, max_tokens=self.max_model_len)
+
+    def _next_id(self) -> str:
+        return str(next(self._ids))
+
+    def _run(self, prepared: list[Prepared], use_tqdm: bool) -> list[RequestOutput | EmbeddingRequestOutput]:
+        done: dict[str, RequestOutput | EmbeddingRequestOutput] = {}
+        with Batch(self._core, self._post, prepared) as batch, Progress(len(prepared), enabled=use_tqdm) as progress:
+            while batch.has_work:
+                for output in batch.advance():
+                    progress.update(output)
+                    if output.finished:
+                        done[output.request_id] = output
+        return [done[request.request_id] for request in prepared]
+
+    def _require(self, runner: str) -> None:
+        found = self._engine.blueprint.runner
+        if found != runner:
+            raise RequestError(
+                "Model is used for something else",
+                on=f"LLM.{'embed' if runner == 'pooling' else 'generate'}",
+                found=f"an engine with runner {found!r}",
+                expected=f"runner {runner!r}",
+                fix=f"start it with runner={runner!r}" if runner == "pooling" else "use embed()",
+            )
+
+    def shutdown(self) -> None:
+        """Give the device's memory back."""
+        self._engine.device.synchronize()
+        for pool in POOLS:
+            self._engine.device.release(pool)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.shutdown()
+
+
+class Batch:
+    """Requests of one call and the loop that runs them; closing ends those that are not finished."""
+
+    def __init__(self, core: EngineCore, post: Postprocessor, prepared: list[Prepared]) -> None:
+        self._core = core
+        self._post = post
+        self._prepared = prepared
+        try:
+            for request in prepared:
+                post.add(request)
+                for child in request.children:
+                    core.add(child)
+        except RequestError:
+            self.close()
+            raise
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is not finished."""
+        return self._core.has_work
+
+    def advance(self) -> list[RequestOutput | EmbeddingRequestOutput]:
+        """Run one step and return the outputs that it touched."""
+        processed = self._post.process(self._core.step())
+        if processed.abort:
+            self._core.abort(processed.abort)
+        return processed.outputs
+
+    def close(self) -> None:
+        """End what is left: an interrupt or a refused prompt must not leave requests for the next call."""
+        left = [child for request in self._prepared for child in self._post.drop(request.request_id)]
+        if left:
+            self._core.abort(left)
+            self._core.drain()
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def load_tokenizer(design: Any) -> Tokenizer | None:
+    """The blueprint's tokenizer, or None where it is skipped or absent."""
+    if design.config.model.skip_tokenizer_init or not design.source.has_tokenizer:
+        return None
+    return cast("Tokenizer", design.source.tokenizer())
+
+
+def limits_of(design: Any, max_model_len: int) -> Limits:
+    """What requests to this engine are checked against."""
+    return Limits(max_model_len, design.spec.vocab_size, design.spec.hidden_size, design.stop_token_ids)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several? A list of integers is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [cast("list[int]", items)]
+    return cast("list[Prompt]", items)
+
+
+def _match(params: Params | Sequence[Params], items: Sequence[object], name: str) -> list[Params]:
+    if isinstance(params, (SamplingParams, PoolingParams)):
+        return [params] * len(items)
+    found = list(params)
+    if len(found) != len(items):
+        raise RequestError(
+            "Prompts and parameters differ in number",
+            on=name,
+            found=f"{len(found)} for {len(items)} prompts",
+            expected="one for all, or one each",
+            fix=f"give {len(items)} {name}, or a single one",
+        )
+    return found

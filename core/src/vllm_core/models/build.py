@@ -1,0 +1,46 @@
+"""From a specification to a model on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from vllm_core.api import Device, StepInputs
+from vllm_core.layers.decoder import Decoder
+from vllm_core.layers.encoder import Encoder
+from vllm_core.layers.linear import BoundOps
+from vllm_core.models import null
+from vllm_core.models.spec import ModelSpec
+
+
+class Model(Protocol):
+    """What the engine asks of a model. Called from the engine's thread."""
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take the weights: (checkpoint name, host tensor) in any order, read once. Raises WeightsError."""
+
+    def load_dummy(self, seed: int) -> None:
+        """Draw random weights that depend on ``seed`` and their names alone."""
+
+    def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
+        """Run one step; ``kv`` holds what `kv_bind` returned for each layer.
+
+        Returns hidden states [T, H] after the final norm, in a buffer that the next step overwrites.
+        """
+
+    def logits(self, out: torch.Tensor, rows: torch.Tensor) -> None:
+        """Write float32 [R, V] from hidden rows [R, H]. Generating models only."""
+
+
+def build_model(spec: ModelSpec, device: Device, ops: BoundOps, *, max_tokens: int, max_model_len: int | None = None) -> Model:
+    """Build the model and allocate its workspace for steps of up to ``max_tokens`` tokens; weights come after.
+
+    ``max_model_len`` is the longest sequence in tokens; rotary tables are made for it. Raises MemoryBudgetError.
+    """
+    if spec.architecture in null.ARCHITECTURES:
+        return null.NullModel(spec, device, max_tokens=max_tokens)
+    if spec.kind == "encoder":
+        return Encoder(spec, device, ops, max_tokens=max_tokens)
+    return Decoder(spec, device, ops, max_tokens=max_tokens, max_model_len=max_model_len or spec.max_position)

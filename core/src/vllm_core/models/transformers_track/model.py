@@ -1,0 +1,230 @@
+"""Building a transformers model, loading it, and running it as core's `Model`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM
+from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.utils import logging as hf_logging
+
+from vllm_core.api import Device, StepInputs
+from vllm_core.errors import ModelConfigError, WeightsError
+from vllm_core.models.transformers_track import attention
+from vllm_core.models.transformers_track.description import RewiredSpec, model_class, normalise, refused
+from vllm_core.models.transformers_track.rewire import rewire
+
+if TYPE_CHECKING:
+    from vllm_core.engine.binding import BoundOps
+
+
+class SourceLike(Protocol):
+    """What the track reads of a model source."""
+
+    config: dict[str, Any]
+    name: str
+
+
+def build(
+    spec: RewiredSpec, source: SourceLike, device: Device, ops: BoundOps, *, max_tokens: int, max_model_len: int
+) -> RewiredModel:
+    """Make the model, without weights. Raises ModelConfigError for one that cannot be rewired.
+
+    ``max_tokens`` is the most tokens of one step. ``max_model_len`` is the longest sequence; positions up to it are
+    computed by the model itself.
+    """
+    assert max_model_len <= spec.max_position, "the context is checked while planning"
+    return RewiredModel(spec, normalise(source.config, source.name), device, ops, max_tokens)
+
+
+class RewiredModel:
+    """A transformers model on core's ops; implements the engine's `Model`."""
+
+    def __init__(self, spec: RewiredSpec, config: Any, device: Device, ops: BoundOps, max_tokens: int) -> None:
+        attention.register()
+        self.spec = spec
+        self._config = config
+        self._device = device
+        self._ops = ops
+        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._headless = spec.pooling is not None
+        self._class = model_class(config, headless=self._headless, path=spec.classname)
+        self._step = self._step_maker()
+        blank = self._blank()
+        _check(spec, blank)
+        self._extras = _accepted_extras(spec, blank)
+        self._ids = device.allocate("workspace", (1, max_tokens), torch.int64)
+        self._positions = device.allocate("workspace", (1, max_tokens), torch.int64)
+        self._types = device.allocate("workspace", (1, max_tokens), torch.int64)  # stays zero
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take ``weights`` by their checkpoint names; transformers maps them to its own.
+
+        Raises WeightsError for missing or mis-shaped ones.
+        """
+        with _quiet():
+            model, report = self._class.from_pretrained(
+                None,
+                config=self._config,
+                state_dict=dict(weights),
+                dtype=self._dtype,
+                attn_implementation=attention.NAME,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **self._init_options(),
+            )
+        _check_report(self.spec.classname, report)
+        self._install(model)
+
+    def load_dummy(self, seed: int) -> None:
+        """Draw random weights as transformers initialises them; equal for equal seeds."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._install(self._from_config())
+
+    def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
+        """Run one step; returns hidden states [T, H] after the final norm."""
+        count = inputs.num_tokens
+        ids, positions = self._ids[:, :count], self._positions[:, :count]
+        ids.copy_(inputs.token_ids)
+        positions.copy_(inputs.positions)
+        if self.spec.position_offset:
+            positions.add_(self.spec.position_offset)
+        extras = {name: self._types[:, :count] if value is None else value for name, value in self._extras.items()}
+        step = self._step(inputs, kv)
+        hidden: torch.Tensor = self._body(input_ids=ids, position_ids=positions, vllm_core_step=step, **extras)[0][0]
+        if step.calls != len(self.spec.layers):
+            raise refused(self.spec.classname, f"{step.calls} calls of attention in {len(self.spec.layers)} layers")
+        return hidden
+
+    def logits(self, out: torch.Tensor, rows: torch.Tensor) -> None:
+        """Write float32 [R, V] from hidden ``rows`` [R, H], by the model's own head, scaling and cap included."""
+        self._given.hidden = rows[None]
+        out.copy_(self._head(input_ids=None, use_cache=False).logits[0])
+
+    def _step_maker(self) -> Callable[[StepInputs, Sequence[Any]], attention.AttentionStep]:
+        spec, ops = self.spec, self._ops
+        if spec.kind == "encoder":
+            call = ops.get("encoder_attention", "attention")
+            return lambda inputs, kv: attention.EncoderStep(spec, call, inputs)
+        groups, sites = spec.kv_groups(), []
+        for layer, index in zip(spec.layers, spec.group_of_layer(), strict=True):
+            role = f"kv.{index}.{groups[index].kind}"
+            write, attend = ops.get("kv_write", role), ops.get("paged_attention", role)
+            sites.append(attention.LayerSite(index, layer.window or 0, write, attend))
+        return lambda inputs, kv: attention.PagedStep(spec, tuple(sites), inputs, kv)
+
+    def _init_options(self) -> dict[str, Any]:
+        """Encoders bring a pooler that nobody asked for, and whose weights are often missing."""
+        return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(self._class).parameters else {}
+
+    def _from_config(self) -> Any:
+        factory = AutoModel if self._headless else AutoModelForCausalLM
+        options = {"dtype": self._dtype, "attn_implementation": attention.NAME, **self._init_options()}
+        return factory.from_config(self._config, **options)
+
+    def _blank(self) -> Any:
+        """The model without memory. Raises ModelConfigError where its code does not get along with the config."""
+        try:
+            with torch.device("meta"):
+                return self._from_config()
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise ModelConfigError(
+                "transformers cannot make the model of this config",
+                on=self.spec.classname,
+                found=f"{type(error).__name__}: {error}",
+                expected="a config that the class accepts",
+                fix="repair config.json, override the field with --hf-overrides, or install another transformers",
+            ) from error
+
+    def _install(self, model: Any) -> None:
+        model.eval()
+        rewire(model, self._device, self._ops, self._dtype)
+        self._body = _body_of(self.spec, model)
+        if not self._headless:
+            # The head runs the model's own causal forward, around a body that returns the rows it was given.
+            self._head, self._given = model, _GivenRows()
+            name = next(name for name, module in model.named_modules() if module is self._body)
+            model.set_submodule(name, self._given)
+
+
+class _GivenRows(nn.Module):
+    """Stands where the body was: returns `hidden` [1, R, H], whatever it is called with."""
+
+    hidden: torch.Tensor
+
+    def forward(self, *_: Any, **__: Any) -> _BodyOutput:
+        return _BodyOutput(last_hidden_state=self.hidden)
+
+
+@dataclass
+class _BodyOutput(MoeModelOutputWithPast):  # type: ignore[misc]
+    """Every field that some causal forward reads of its body's output."""
+
+    cross_attentions: None = None
+
+
+def _body_of(spec: RewiredSpec, model: Any) -> Any:
+    """What runs the layers: the part below the language-model head."""
+    return model.get_decoder() if spec.kind == "decoder" else model
+
+
+def _accepted_extras(spec: RewiredSpec, model: Any) -> dict[str, Any]:
+    """Arguments that some models want beside ids and positions; None stands for zeros, one per token."""
+    known = inspect.signature(_body_of(spec, model).forward).parameters
+    if "position_ids" not in known:
+        raise refused(type(model).__name__, "the model takes no position_ids")
+    wanted: dict[str, Any] = {"use_cache": False} if spec.kind == "decoder" else {"token_type_ids": None}
+    return {name: value for name, value in wanted.items() if name in known}
+
+
+def _check(spec: RewiredSpec, model: nn.Module) -> None:
+    """Compare the layers' attention modules with what was planned from the config."""
+    found: list[Any] = [m for m in model.modules() if hasattr(m, "is_causal") and hasattr(m, "layer_idx")]
+    if any(getattr(module, "sinks", None) is not None for module in found):
+        raise refused(spec.classname, "attention sinks")
+    if spec.kind == "decoder" and any(isinstance(module, nn.Conv1d) for module in model.modules()):
+        raise refused(spec.classname, "convolutions over tokens, whose state would have to be kept")
+    indices = sorted(module.layer_idx for module in found if module.layer_idx is not None)
+    if spec.kind == "decoder" and indices != list(range(len(spec.layers))):
+        raise refused(spec.classname, f"attention in layers {indices}, where the config counts {len(spec.layers)} layers")
+    causal = {bool(module.is_causal) for module in found}
+    if causal - {spec.kind == "decoder"}:
+        raise refused(spec.classname, f"{'bidirectional' if spec.kind == 'decoder' else 'causal'} attention in a {spec.kind}")
+
+
+def _check_report(name: str, report: dict[str, Any]) -> None:
+    wrong = sorted(str(entry) for entry in report["mismatched_keys"])
+    missing = sorted(report["missing_keys"])
+    if missing or wrong:
+        raise WeightsError(
+            "Weights do not fit the model",
+            on=name,
+            found="; ".join(
+                f"{len(entries)} {what}, such as {entries[0]}"
+                for what, entries in (("missing", missing), ("of another shape", wrong))
+                if entries
+            ),
+            expected="each parameter of the model once, in its shape",
+            fix="download the checkpoint again, or take the config.json that belongs to it",
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own progress bar and load report; the engine has both."""
+    shown, verbosity = hf_logging.is_progress_bar_enabled(), hf_logging.get_verbosity()
+    hf_logging.disable_progress_bar()
+    hf_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(verbosity)
+        if shown:
+            hf_logging.enable_progress_bar()

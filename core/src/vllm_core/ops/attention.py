@@ -1,0 +1,155 @@
+"""References: the family ``kv``, and attention without a cache.
+
+Each token attends over rows gathered for it alone, in tiles of bounded size: nothing waits for the device, and
+prefill and decode are one case. Clear and correct for any mix; not fast for long prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vllm_core.ops.norm import rms_norm
+from vllm_core.ops.rope import rotary_embedding
+from vllm_core.ops.rows import row_of_tokens
+
+_TILE_ELEMENTS = 1 << 22
+"""Elements of gathered keys in one tile: 16 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class KV:
+    """The reference's view of one layer's blocks, laid out as `vllm_core.ops.layouts` says.
+
+    blocks [num_blocks, 2, tokens_per_block, Hk, D]: keys at 0, values at 1. rows is the same memory as
+    [num_blocks * 2 * tokens_per_block, Hk, D].
+    """
+
+    blocks: Tensor
+    rows: Tensor
+    tokens_per_block: int
+
+    def key_rows(self, slots: Tensor) -> Tensor:
+        """Rows of the keys of ``block * tokens_per_block + offset``; values lie tokens_per_block further."""
+        return slots + slots.div(self.tokens_per_block, rounding_mode="floor") * self.tokens_per_block
+
+
+def kv_bind(memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, tokens_per_block: int) -> KV:
+    """View uint8 [num_blocks, block_bytes]."""
+    shape = (memory.shape[0], 2, tokens_per_block, num_kv_heads, head_size)
+    blocks = memory.view(getattr(torch, dtype)).view(shape)
+    return KV(blocks, blocks.view(-1, num_kv_heads, head_size), tokens_per_block)
+
+
+def kv_write(kv: KV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+    """Store each token's key and value; several tokens on the null block overwrite each other."""
+    rows = kv.key_rows(slot_mapping)
+    kv.rows[rows] = k.to(kv.rows.dtype)
+    kv.rows[rows + kv.tokens_per_block] = v.to(kv.rows.dtype)
+
+
+def paged_attention(
+    out: Tensor,
+    q: Tensor,
+    kv: KV,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float,
+    window: int,
+    soft_cap: float,
+) -> None:
+    """Causal attention over the paged KV; see the specification for the masks."""
+    num_tokens = q.shape[0]
+    if not num_tokens:
+        return
+    token_row = row_of_tokens(query_start, num_tokens)
+    remaining = query_start[1:][token_row] - torch.arange(num_tokens, device=q.device)
+    position = (seq_lens[token_row] - remaining).long()
+    span = min(max_seq_len, window) if window else max_seq_len
+    first = (position - (span - 1)).clamp_(min=0)
+    offsets = torch.arange(span, device=q.device)
+    last_column = block_table.shape[1] - 1
+    tile = max(1, _TILE_ELEMENTS // (span * kv.rows[0].numel()))
+    for begin in range(0, num_tokens, tile):
+        part = slice(begin, begin + tile)
+        keys_at = first[part, None] + offsets
+        visible = keys_at <= position[part, None]
+        column = keys_at.div(kv.tokens_per_block, rounding_mode="floor").clamp_(max=last_column)
+        block = block_table[token_row[part, None], column].long()
+        rows = kv.key_rows(block * kv.tokens_per_block + keys_at % kv.tokens_per_block)
+        out[part] = _attend(q[part], kv.rows[rows], kv.rows[rows + kv.tokens_per_block], visible, scale, soft_cap)
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float, soft_cap: float) -> Tensor:
+    """q [C,Hq,D] over keys and values [C,L,Hk,D] where visible [C,L]; returns q's shape and dtype."""
+    grouped = q.float().view(len(q), keys.shape[2], -1, q.shape[2])
+    scores = torch.einsum("chgd,clhd->chgl", grouped, keys.float()) * scale
+    if soft_cap:
+        scores = torch.tanh(scores / soft_cap) * soft_cap
+    hidden = ~visible
+    weights = scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1)
+    # What lies beyond a sequence may be another's rest, even NaN: weight 0 alone would not hide it.
+    clean = values.float().masked_fill(hidden[:, :, None, None], 0.0)
+    return torch.einsum("chgl,clhd->chgd", weights, clean).flatten(1, 2).to(q.dtype)
+
+
+def kv_copy(kv: KV, source: Tensor, target: Tensor) -> None:
+    """Copy whole blocks."""
+    kv.blocks[target] = kv.blocks[source]
+
+
+def kv_export(out: Tensor, kv: KV, blocks: Tensor) -> None:
+    """Write float32 [N,2,tokens_per_block,Hk,D]."""
+    out.copy_(kv.blocks[blocks])
+
+
+def kv_import(kv: KV, blocks: Tensor, target: Tensor) -> None:
+    """The inverse of `kv_export`."""
+    kv.blocks[target] = blocks.to(kv.blocks.dtype)
+
+
+def qk_norm_rope_kv_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    interleaved: bool,
+    kv: KV,
+    slot_mapping: Tensor,
+) -> None:
+    """The decomposition: norms where there are weights, rotation where there is a table, then the write."""
+    if q_weight is not None:
+        rms_norm(q, q, q_weight, eps)
+    if k_weight is not None:
+        rms_norm(k, k, k_weight, eps)
+    if cos_sin is not None:
+        rotary_embedding(q, k, positions, cos_sin, interleaved)
+    kv_write(kv, k, v, slot_mapping)
+
+
+def encoder_attention(
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, max_query_len: int, scale: float
+) -> None:
+    """Bidirectional attention within each row."""
+    num_tokens = q.shape[0]
+    if not num_tokens:
+        return
+    token_row = row_of_tokens(query_start, num_tokens)
+    begin, end = query_start[token_row].long(), query_start[token_row + 1].long()
+    offsets = torch.arange(max_query_len, device=q.device)
+    tile = max(1, _TILE_ELEMENTS // (max_query_len * k[0].numel()))
+    for start in range(0, num_tokens, tile):
+        part = slice(start, start + tile)
+        keys_at = begin[part, None] + offsets
+        visible = keys_at < end[part, None]
+        keys_at = keys_at.clamp(max=num_tokens - 1)
+        out[part] = _attend(q[part], k[keys_at], v[keys_at], visible, scale, 0.0)

@@ -1,0 +1,271 @@
+"""Input generators, one per op: `name(dtype, seed, shape_class)` returns the op's positional arguments.
+
+Used by plugins' tests and by the conformance suite. `SHAPE_CLASSES` says which classes an op has. Two values are
+private to a provider and therefore described: a harness turns `Weight` into the provider's packed form, and
+`KVContent` into its blocks (`vllm_core.ops.check` does).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_core.ops.batch_inputs import (
+    BATCH_CLASSES,
+    advance,
+    batch_update,
+    build_step,
+    logit_adjust,
+    sample,
+)
+from vllm_core.ops.shapes import CLASSES, ENCODER_CLASSES, KV_CLASSES, Shape, shape_of
+
+__all__ = ["SHAPE_CLASSES", "KVContent", "Weight", "advance", "batch_update", "build_step", "logit_adjust", "sample"]
+
+_VOCAB = 199
+_LIMIT_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What `linear_pack` is given."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class KVContent:
+    """One layer's blocks in the canonical layout of `kv_export`: float32 [num_blocks,2,tokens_per_block,Hk,D]."""
+
+    blocks: Tensor
+    dtype: str
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _normal(generator: torch.Generator, dtype: str, *size: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*size, generator=generator) * scale).to(getattr(torch, dtype))
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor)
+
+
+def embedding(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Rows of a table, with a factor."""
+    shape, g = shape_of(shape_class), _generator(seed)
+    weight = _normal(g, dtype, _VOCAB, shape.hidden)
+    ids = torch.randint(0, _VOCAB, (shape.num_tokens,), generator=g, dtype=torch.int32)
+    return weight.new_zeros(shape.num_tokens, shape.hidden), ids, weight, 1.5
+
+
+def gather_rows(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """The last token of each row."""
+    shape = shape_of(shape_class)
+    x = _normal(_generator(seed), dtype, shape.num_tokens, shape.hidden)
+    rows = shape.query_start[1:].long() - 1
+    return x.new_zeros(len(rows), shape.hidden), x, rows
+
+
+def add(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Two tensors."""
+    out, a, _, _ = rms_norm(dtype, seed, shape_class)
+    return out, a, a.flip(-1).contiguous()
+
+
+def rms_norm(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Rows whose sizes differ by orders of magnitude."""
+    shape, g = shape_of(shape_class), _generator(seed)
+    x = _normal(g, dtype, shape.num_tokens, shape.hidden, scale=3.0)
+    return _like(x), x, _normal(g, "float32", shape.hidden, scale=0.3) + 1, 1e-6
+
+
+def add_rms_norm(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """A residual and what is added."""
+    out, x, weight, eps = rms_norm(dtype, seed, shape_class)
+    return out, x.flip(-1).contiguous(), x, weight, eps
+
+
+def layer_norm(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Rows with a mean that is not 0."""
+    out, x, weight, eps = rms_norm(dtype, seed, shape_class)
+    return out, x + 1, weight, weight.flip(0) - 1, eps
+
+
+def _table(positions: int, rotary_dim: int) -> Tensor:
+    frequencies = 10000.0 ** (-torch.arange(0, rotary_dim, 2) / rotary_dim)
+    angles = torch.arange(positions)[:, None] * frequencies
+    return torch.stack((angles.cos(), angles.sin()), dim=1)
+
+
+def rotary_embedding(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Odd seeds rotate half of each head, and seeds 2 and 3 of four are interleaved."""
+    shape, g = shape_of(shape_class), _generator(seed)
+    q = _normal(g, dtype, shape.num_tokens, shape.num_heads, shape.head_size)
+    k = _normal(g, dtype, shape.num_tokens, shape.num_kv_heads, shape.head_size)
+    rotary = shape.head_size // 2 if seed % 2 else shape.head_size
+    return q, k, shape.positions, _table(shape.max_seq_len, rotary // 2 * 2), seed % 4 >= 2
+
+
+def gated_activation(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """The kind goes with the seed."""
+    shape = shape_of(shape_class)
+    x = _normal(_generator(seed), dtype, shape.num_tokens, 2 * shape.hidden, scale=2.0)
+    return x.new_zeros(shape.num_tokens, shape.hidden), x, ("silu", "gelu", "gelu_tanh")[seed % 3]
+
+
+def activation(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """The kind goes with the seed."""
+    shape = shape_of(shape_class)
+    x = _normal(_generator(seed), dtype, shape.num_tokens, shape.hidden, scale=2.0)
+    return _like(x), x, ("silu", "gelu", "gelu_tanh", "relu")[seed % 4]
+
+
+def linear_pack(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """A weight; odd seeds have a bias."""
+    weight = linear(dtype, seed, shape_class)[2]
+    return weight.weight, weight.bias, ("layer.0",)
+
+
+def linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """A product whose results are about 1; odd seeds have a bias, and sizes are no multiples of a tile."""
+    shape, g = shape_of(shape_class), _generator(seed)
+    inputs, outputs = shape.hidden, 3 * shape.hidden // 2 + 5
+    x = _normal(g, dtype, shape.num_tokens, inputs)
+    weight = _normal(g, dtype, outputs, inputs, scale=inputs**-0.5)
+    bias = _normal(g, dtype, outputs) if seed % 2 else None
+    return x.new_zeros(shape.num_tokens, outputs), x, Weight(weight, bias)
+
+
+def _content(shape: Shape, dtype: str, g: torch.Generator, *, empty: bool = False) -> KVContent:
+    size = (shape.num_blocks, 2, shape.tokens_per_block, shape.num_kv_heads, shape.head_size)
+    blocks = torch.zeros(size) if empty else torch.randn(size, generator=g)
+    return KVContent(blocks.to(getattr(torch, dtype)).float(), dtype)
+
+
+def kv_bind(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Zeroed memory; its bytes per block are those of the reference layout, a harness takes the provider's."""
+    shape = shape_of(shape_class)
+    item = getattr(torch, dtype).itemsize
+    block_bytes = 2 * shape.tokens_per_block * shape.num_kv_heads * shape.head_size * item
+    memory = torch.zeros(shape.num_blocks, block_bytes, dtype=torch.uint8)
+    return memory, shape.num_kv_heads, shape.head_size, dtype, shape.tokens_per_block
+
+
+def kv_write(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """The step's tokens into blocks that hold something already."""
+    shape, g = shape_of(shape_class), _generator(seed)
+    k, v = (_normal(g, dtype, shape.num_tokens, shape.num_kv_heads, shape.head_size) for _ in range(2))
+    return _content(shape, dtype, g), k, v, shape.slot_mapping
+
+
+def paged_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Seeds 1 and 3 of four have a window, 2 and 3 a soft cap; seeds from 4 on another KV dtype."""
+    shape, g = shape_of(shape_class), _generator(seed)
+    q = _normal(g, dtype, shape.num_tokens, shape.num_heads, shape.head_size)
+    kv_dtype = dtype if seed % 8 < 4 else ("bfloat16" if dtype == "float32" else "float32")
+    window = max(1, shape.max_seq_len // 3) if seed % 2 else 0
+    cap = 3.0 if seed % 4 >= 2 else 0.0
+    lengths = shape.max_query_len, shape.max_seq_len
+    scale = shape.head_size**-0.5
+    content = _content(shape, kv_dtype, g)
+    return _like(q), q, content, shape.query_start, shape.seq_lens, shape.block_table, *lengths, scale, window, cap
+
+
+def kv_copy(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Half of the blocks onto the other half."""
+    shape, g = shape_of(shape_class), _generator(seed)
+    order = torch.randperm(shape.num_blocks, generator=g)
+    half = shape.num_blocks // 2
+    return _content(shape, dtype, g), order[:half], order[half : 2 * half]
+
+
+def kv_export(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Some blocks in any order."""
+    content, blocks, _ = kv_copy(dtype, seed, shape_class)
+    return torch.zeros(len(blocks), *content.blocks.shape[1:]), content, blocks
+
+
+def kv_import(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Values that are no multiples of the KV dtype's steps."""
+    content, blocks, _ = kv_copy(dtype, seed, shape_class)
+    return content, torch.randn(len(blocks), *content.blocks.shape[1:], generator=_generator(seed + 1)), blocks
+
+
+def qk_norm_rope_kv_write(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Odd seeds leave the norms out."""
+    q, k, positions, table, interleaved = rotary_embedding(dtype, seed, shape_class)
+    content, _, v, mapping = kv_write(dtype, seed, shape_class)
+    weight = None if seed % 2 else torch.linspace(0.5, 1.5, q.shape[2])
+    return q, k, v, weight, weight, 1e-6, positions, table, interleaved, content, mapping
+
+
+def encoder_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Whole rows."""
+    shape, g = shape_of(shape_class), _generator(seed)
+    q = _normal(g, dtype, shape.num_tokens, shape.num_heads, shape.head_size)
+    k, v = (_normal(g, dtype, shape.num_tokens, shape.num_kv_heads, shape.head_size) for _ in range(2))
+    return _like(q), q, k, v, shape.query_start, shape.max_query_len, shape.head_size**-0.5
+
+
+def pool(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """The kind goes with the seed."""
+    shape = shape_of(shape_class)
+    x = _normal(_generator(seed), dtype, shape.num_tokens, shape.hidden)
+    kind = ("mean", "cls", "last")[seed % 3]
+    return torch.zeros(len(shape.seq_lens), shape.hidden), x, shape.query_start, kind, seed % 2 == 0
+
+
+def grammar_mask(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Every other row is masked; bit 31 is used."""
+    shape, g = shape_of(shape_class), _generator(seed)
+    rows = torch.arange(0, len(shape.seq_lens), 2)
+    words = torch.randint(-(2**31), 2**31, (len(rows), -(-_VOCAB // 32)), generator=g).int()
+    return torch.randn(len(shape.seq_lens), _VOCAB, generator=g), words, rows
+
+
+def log_probabilities(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """The number of largest ones goes with the seed."""
+    rows, g = len(shape_of(shape_class).seq_lens), _generator(seed)
+    tokens = torch.randint(0, _VOCAB, (rows,), generator=g)
+    return torch.randn(rows, _VOCAB, generator=g) * 4, tokens, seed % 6
+
+
+def all_reduce(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """On the group of this rank alone."""
+    return rms_norm(dtype, seed, shape_class)[1], 0
+
+
+def all_gather(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """On the group of this rank alone."""
+    return *rms_norm(dtype, seed, shape_class)[:2], 0
+
+
+def reduce_scatter(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """On the group of this rank alone."""
+    return *rms_norm(dtype, seed, shape_class)[:2], 0
+
+
+SHAPE_CLASSES: dict[str, tuple[str, ...]] = {
+    name: ENCODER_CLASSES
+    if name in ("encoder_attention", "pool")
+    else KV_CLASSES
+    if name.startswith("kv_") or name in ("paged_attention", "qk_norm_rope_kv_write", "gather_rows", "log_probabilities")
+    else BATCH_CLASSES
+    if name in ("batch_update", "build_step", "advance", "logit_adjust", "sample")
+    else CLASSES
+    for name in (
+        *("embedding", "gather_rows", "add", "rms_norm", "add_rms_norm", "layer_norm", "rotary_embedding"),
+        *("gated_activation", "activation", "linear_pack", "linear", "kv_bind", "kv_write", "paged_attention", "kv_copy"),
+        *("kv_export", "kv_import", "qk_norm_rope_kv_write", "encoder_attention", "pool", "batch_update", "build_step"),
+        *("advance", "logit_adjust", "grammar_mask", "sample", "log_probabilities", "all_reduce", "all_gather"),
+        "reduce_scatter",
+    )
+}
+"""Shape classes of each op."""

@@ -1,0 +1,35 @@
+"""References: the family ``linear``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The reference's form of a weight: the tensors themselves. `readers` are the layers that use it."""
+
+    weight: Tensor
+    bias: Tensor | None
+    readers: tuple[str, ...]
+
+    @property
+    def out_features(self) -> int:
+        """Columns of the output."""
+        return self.weight.shape[0]
+
+
+def linear_pack(weight: Tensor, bias: Tensor | None, readers: Sequence[str]) -> Packed:
+    """Keep the tensors."""
+    return Packed(weight, bias, tuple(readers))
+
+
+def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
+    """``out = x @ weight.T + bias`` in the dtype of out; torch sums products of narrow dtypes in float32."""
+    torch.mm(x.to(out.dtype), weight.weight.t().to(out.dtype), out=out)
+    if weight.bias is not None:
+        out.add_(weight.bias)

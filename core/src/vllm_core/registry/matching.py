@@ -1,0 +1,151 @@
+"""One candidate against the needs: `Match` with everything decided, or the reasons why not. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion
+
+from vllm_core.api import DeviceFacts, Manifest, Versioned, is_available
+from vllm_core.api.capability import describe
+from vllm_core.registry.candidates import check_summary
+from vllm_core.registry.negotiate import Negotiated, Unserved, negotiate
+from vllm_core.registry.plan import Binding, Candidate, KVGroupPlan, Needs, RejectedCandidate
+from vllm_core.registry.providers import Choice, bindings_of, choose, units_of
+from vllm_core.registry.validate import claim
+
+_KV_CAPABILITIES = {"fp8": "kv_dtype.fp8", "fp8_e4m3": "kv_dtype.fp8", "fp8_e5m2": "kv_dtype.fp8", "int8": "kv_dtype.int8"}
+_KV_DTYPES = ("float32", "bfloat16", "float16", *_KV_CAPABILITIES)
+_SINCE = re.compile(r"(driver|runtime)\s*([<>=!~].*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A candidate that can do it, with all that the Plan needs to know."""
+
+    candidate: Candidate
+    device: DeviceFacts
+    bindings: tuple[Binding, ...]
+    kv_groups: tuple[KVGroupPlan, ...]
+    graphs: bool
+    reasons: tuple[tuple[str, str], ...]
+    rejected: tuple[RejectedCandidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A candidate that cannot, and every reason."""
+
+    candidate: Candidate
+    reasons: tuple[str, ...]
+
+
+def match(needs: Needs, candidate: Candidate) -> Match | Mismatch:
+    """Check devices, claims, graphs, providers and KV groups. The cheap checks report all that is wrong at once."""
+    device = _device(needs, candidate)
+    if isinstance(device, str):
+        return Mismatch(candidate, (device,))
+    wrong = [
+        *_claims(needs, candidate.manifest, device),
+        *_architecture(candidate.manifest, device),
+        *_graphs(needs, candidate),
+    ]
+    if wrong:
+        return Mismatch(candidate, tuple(wrong))
+    plain = [choose(unit, candidate, needs) for unit in units_of(needs.sites) if not unit.is_kv]
+    kv = negotiate(needs, candidate)
+    if isinstance(kv, Negotiated):
+        parts = [site for group in kv.groups for site in group.choice.parts()]
+        plain += [choose(unit, candidate, needs) for unit in units_of(parts)]
+    unserved = [reason for choice in plain for reason in choice.why_unserved()]
+    if unserved or isinstance(kv, Unserved):
+        return Mismatch(candidate, (*unserved, *(kv.reasons if isinstance(kv, Unserved) else ())))
+    every = [*plain, *(group.choice for group in kv.groups)]
+    return Match(
+        candidate=candidate,
+        device=device,
+        bindings=tuple(binding for choice in every for binding in bindings_of(choice, needs)),
+        kv_groups=tuple(group.plan(needs) for group in kv.groups),
+        graphs=needs.graphs is not False and _claims_graphs(candidate),
+        reasons=(*kv.reasons, ("graphs", _graph_reason(needs, candidate)), *map(_provider_reason, every)),
+        rejected=tuple(one for choice in every for one in choice.rejected),
+    )
+
+
+def kv_capability(dtype: str) -> str:
+    """The capability that a KV dtype needs."""
+    return _KV_CAPABILITIES.get(dtype, f"dtype.{dtype}")
+
+
+def _device(needs: Needs, candidate: Candidate) -> DeviceFacts | str:
+    """The device to use: one that the user named, else the one with the most memory; or why there is none."""
+    if not candidate.devices:
+        return f"no device: {check_summary(candidate.checks)}"
+    devices = [one for one in candidate.devices if needs.device_ids is None or one.id in needs.device_ids]
+    if not devices:
+        wanted, here = ", ".join(needs.device_ids or ()), ", ".join(one.id for one in candidate.devices)
+        return f"device ids: wanted {wanted}, found {here}"
+    return max(devices, key=lambda one: one.memory_bytes)
+
+
+def _claims(needs: Needs, manifest: Manifest, device: DeviceFacts) -> list[str]:
+    reasons = []
+    names = needs.capabilities | {f"dtype.{needs.dtype}"}
+    if needs.kv_groups:
+        names |= {kv_capability(needs.kv_dtype)}
+    for name in sorted(names):
+        support = claim(manifest, name)
+        if not is_available(support):
+            reasons.append(f"{name} is {describe(support)}{_accepted_kv(name, needs, manifest)}")
+        elif isinstance(support, Versioned) and not _is_since(support.since, device):
+            had = f"driver {device.driver_version or 'unknown'}, runtime {device.runtime_version or 'unknown'}"
+            reasons.append(f"{name} needs {support.since}, found {had}")
+    return reasons
+
+
+def _accepted_kv(name: str, needs: Needs, manifest: Manifest) -> str:
+    if not needs.kv_groups or name != kv_capability(needs.kv_dtype):
+        return ""
+    accepted = [dtype for dtype in _KV_DTYPES if is_available(claim(manifest, kv_capability(dtype)))]
+    return f" (KV dtype: wanted {needs.kv_dtype}, accepted {', '.join(accepted) or 'none'})"
+
+
+def _is_since(since: str, device: DeviceFacts) -> bool:
+    """Evaluate ``driver>=550``. A condition or a version that cannot be read does not hold."""
+    parts = _SINCE.fullmatch(since.strip())
+    if parts is None:
+        return False
+    version = device.driver_version if parts[1] == "driver" else device.runtime_version
+    try:
+        return SpecifierSet(parts[2]).contains(version, prereleases=True)
+    except (InvalidSpecifier, InvalidVersion):
+        return False
+
+
+def _architecture(manifest: Manifest, device: DeviceFacts) -> list[str]:
+    if not manifest.architectures or device.architecture in manifest.architectures:
+        return []
+    return [f"kernels are built for {', '.join(manifest.architectures)}, found {device.architecture}"]
+
+
+def _claims_graphs(candidate: Candidate) -> bool:
+    return is_available(claim(candidate.manifest, "graphs"))
+
+
+def _graphs(needs: Needs, candidate: Candidate) -> list[str]:
+    if needs.graphs is not True or _claims_graphs(candidate):
+        return []
+    return [f"graphs were asked for, and are {describe(claim(candidate.manifest, 'graphs'))}"]
+
+
+def _graph_reason(needs: Needs, candidate: Candidate) -> str:
+    if needs.graphs is not None:
+        return "as the user asked"
+    return f"the platform's claim: {describe(claim(candidate.manifest, 'graphs'))}"
+
+
+def _provider_reason(choice: Choice) -> tuple[str, str]:
+    why = "forced" if choice.forced else f"first of {len(choice.accepted)} accepted, {len(choice.rejected)} rejected"
+    return f"provider of {choice.unit.name}", f"{choice.best.provider}: {why}"

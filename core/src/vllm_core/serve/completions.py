@@ -1,0 +1,103 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, UnsetType
+
+from vllm_core.outputs import RequestOutput
+from vllm_core.serve import responses, schema
+from vllm_core.serve.context import Context, fail_on_error, new_id
+from vllm_core.serve.errors import json_response
+from vllm_core.serve.stream import Cursor, Delta, EventStream, Outputs, collect, event, opened, until_gone
+
+
+def router(context: Context) -> APIRouter:
+    """The endpoint."""
+    api = APIRouter()
+
+    @api.post("/v1/completions", openapi_extra=schema.openapi(schema.CompletionRequest))
+    async def completions(request: Request) -> Response:
+        body = await context.read(request, schema.CompletionRequest, "generate")
+        answer = _Answer(context, body)
+        include_usage = body.include_usage
+        outputs = context.start(body, answer.prompts, answer.params, answer.id, special=True)
+        if body.stream:
+            return EventStream(answer.events(await opened(request.receive, outputs), include_usage))
+        finals = await until_gone(request.receive, collect(outputs, len(answer.prompts)))
+        return json_response(answer.whole(finals))
+
+    return api
+
+
+class _Answer:
+    """One request's answer, whole or in pieces."""
+
+    def __init__(self, context: Context, body: schema.CompletionRequest) -> None:
+        if body.echo and body.logprobs is not None:
+            raise schema.refused("echo", "echo with logprobs", "one of them", "leave echo or logprobs out")
+        self.prompts = schema.prompts(body.prompt, "prompt")
+        self.params = body.sampling(context.defaults(), logprobs=body.logprobs)
+        self.id = new_id("cmpl")
+        self._created = int(time.time())
+        self._model = context.model_name(body)
+        self._tokenizer = context.engine.tokenizer
+        self._with_ids, self._echo = bool(body.return_token_ids), bool(body.echo)
+
+    def whole(self, finals: list[RequestOutput]) -> responses.Completion:
+        """The answer at once."""
+        choices = []
+        for index, output in enumerate(finals):
+            choices += self._choices(index, output, [Cursor() for _ in output.outputs])
+        return self._completion(choices, responses.usage_of(finals))
+
+    async def events(self, outputs: Outputs, include_usage: bool) -> AsyncGenerator[bytes, None]:
+        """The answer in pieces."""
+        cursors = [[Cursor() for _ in range(self.params.n)] for _ in self.prompts]
+        last: dict[int, RequestOutput] = {}
+        async with aclosing(outputs):
+            async for index, output in outputs:
+                last[index] = output
+                for choice in self._choices(index, output, cursors[index]):
+                    yield event(self._completion([choice], None if include_usage else UNSET))
+        if include_usage:
+            yield event(self._completion([], responses.usage_of(list(last.values()))))
+
+    def _completion(self, choices: list[responses.Choice], usage: responses.Usage | UnsetType | None) -> responses.Completion:
+        return responses.Completion(self.id, "text_completion", self._created, self._model, choices, usage)
+
+    def _choices(self, index: int, output: RequestOutput, cursors: list[Cursor]) -> list[responses.Choice]:
+        """What is new of each sequence of the ``index``-th prompt."""
+        fail_on_error(output)
+        choices = []
+        for out, cursor in zip(output.outputs, cursors, strict=True):
+            prefix = self._prompt_text(output) if self._echo and cursor.tokens == 0 else ""
+            delta = cursor.advance(out, every_token=self._with_ids)
+            if delta is not None:
+                choices.append(
+                    responses.Choice(
+                        index=index * self.params.n + out.index,
+                        text=prefix + delta.text,
+                        logprobs=self._logprobs(delta, cursor),
+                        finish_reason=delta.finish_reason,
+                        stop_reason=delta.stop_reason,
+                        token_ids=delta.token_ids if self._with_ids else UNSET,
+                    )
+                )
+        return choices
+
+    def _logprobs(self, delta: Delta, cursor: Cursor) -> responses.CompletionLogprobs | None:
+        if delta.logprobs is None:
+            return None
+        return responses.completion_logprobs(delta, cursor, self.params.logprobs or 0)
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        if output.prompt is not None:
+            return output.prompt
+        if self._tokenizer is None:
+            raise schema.refused("echo", "token ids and no tokenizer", "a prompt given as text", "leave echo out")
+        return self._tokenizer.decode(output.prompt_token_ids)

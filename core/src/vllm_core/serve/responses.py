@@ -1,0 +1,135 @@
+"""Answers as structs with OpenAI's field names; an unset field does not appear."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Struct, UnsetType
+
+from vllm_core.outputs import Logprob, RequestOutput
+from vllm_core.serve.stream import Cursor, Delta
+
+LOWEST = -9999.0
+"""JSON has no infinities: a token that was masked out has this log-probability."""
+
+
+class CachedTokens(Struct, frozen=True):
+    """Prompt tokens that the prefix cache held."""
+
+    cached_tokens: int
+
+
+class Usage(Struct, frozen=True):
+    """Tokens of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class Choice(Struct, frozen=True):
+    """One sequence of a text completion, or its next piece."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    """Parallel lists, one entry a token; `text_offset` counts characters of the token texts."""
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]] | None
+
+
+class Message(Struct, frozen=True):
+    """What the assistant said, or the next piece of it."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class TokenLogprob(Struct, frozen=True):
+    """`bytes` is None where the token is part of a character only."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprobs(TokenLogprob, frozen=True):
+    """The chosen token, and the most likely ones."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """One entry a token."""
+
+    content: list[TokenLogprobs]
+
+
+class ChatChoice(Struct, frozen=True):
+    """One sequence of a chat completion: `message` when whole, `delta` in a stream."""
+
+    index: int
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    message: Message | UnsetType = UNSET
+    delta: Message | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(Struct, frozen=True):
+    """A text or chat completion, or a chunk of one."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[Choice] | list[ChatChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+def usage_of(outputs: list[RequestOutput]) -> Usage:
+    """Each prompt once, all of its sequences."""
+    read = sum(len(output.prompt_token_ids) for output in outputs)
+    written = sum(len(sequence.token_ids) for output in outputs for sequence in output.outputs)
+    return Usage(read, written, read + written, CachedTokens(sum(output.num_cached_tokens for output in outputs)))
+
+
+def completion_logprobs(delta: Delta, cursor: Cursor, top: int) -> CompletionLogprobs:
+    """Log-probabilities of the delta's tokens; moves the cursor's offset past them."""
+    offsets, values, tokens, tops = [], [], [], []
+    for token_id, entry in zip(delta.token_ids, delta.logprobs or (), strict=True):
+        text = _text(token_id, entry[token_id])
+        offsets.append(cursor.offset)
+        values.append(max(entry[token_id].logprob, LOWEST))
+        tokens.append(text)
+        tops.append({_text(other, value): max(value.logprob, LOWEST) for other, value in entry.items()})
+        cursor.offset += len(text)
+    return CompletionLogprobs(offsets, values, tokens, tops if top else None)
+
+
+def chat_logprobs(delta: Delta, top: int) -> ChatLogprobs:
+    """Log-probabilities of the delta's tokens, each with the ``top`` most likely ones."""
+    content = []
+    for token_id, entry in zip(delta.token_ids, delta.logprobs or (), strict=True):
+        likely = sorted((value.rank, other) for other, value in entry.items() if value.rank <= top)
+        best = [TokenLogprob(*_token(other, entry[other])) for _, other in likely[:top]]
+        content.append(TokenLogprobs(*_token(token_id, entry[token_id]), best))
+    return ChatLogprobs(content)
+
+
+def _token(token_id: int, value: Logprob) -> tuple[str, float, list[int] | None]:
+    text = _text(token_id, value)
+    return text, max(value.logprob, LOWEST), None if "\ufffd" in text else list(text.encode())
+
+
+def _text(token_id: int, value: Logprob) -> str:
+    return f"token_id:{token_id}" if value.decoded_token is None else value.decoded_token

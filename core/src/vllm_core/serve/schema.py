@@ -1,0 +1,238 @@
+"""Requests as pydantic models. A field is used, or refused by name: none is ignored.
+
+Fields that hold long lists (`prompt`, `input`, `messages`, `logit_bias`) are read by functions that stop at the first wrong
+entry; pydantic would collect an error for each.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vllm_core.api.batch import MAX_BIAS
+from vllm_core.errors import RequestError, nearest
+from vllm_core.sampling_params import SamplingParams
+
+MAX_SEQUENCES = 2048
+"""Most prompts times `n` in one request."""
+
+NOTHING: tuple[Any, ...] = (None,)
+"""The values of a field that this server does not have which ask for nothing; `null` always does."""
+
+_USES_TOOLS: dict[str, tuple[Any, ...]] = {
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "parallel_tool_calls": (None, True, False),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+}
+_STRUCTURE: dict[str, tuple[Any, ...]] = {"response_format": (None, {"type": "text"}), "structured_outputs": NOTHING}
+_ACCOUNT: dict[str, tuple[Any, ...]] = {
+    "store": (None, False),
+    "metadata": (None, {}),
+    "service_tier": (None, "auto", "default"),
+}
+
+
+class Body(BaseModel):
+    """Base of all requests."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+    without: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Fields that other servers have and this one does not, with the values that are accepted because they ask nothing."""
+
+    model: str | None = None
+    user: str | None = None
+
+
+Schema = TypeVar("Schema", bound=Body)
+
+
+class StreamOptions(BaseModel):
+    """How a stream ends."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+
+
+Stops = Annotated[list[str], Field(max_length=64, fail_fast=True)]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+
+
+class Generation(Body):
+    """What completions and chat share: `SamplingParams` under its own names, scheduling, and the stream."""
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | Stops | None = None
+    stop_token_ids: TokenIds | None = None
+    bad_words: Stops | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[str, Any] | None = Field(None, max_length=MAX_BIAS)
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    cache_salt: str | None = Field(None, max_length=256)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends with a chunk of usage. Raises RequestError where there is no stream."""
+        if self.stream_options is None:
+            return False
+        if not self.stream:
+            raise refused(
+                "stream_options", "stream_options without stream", "stream: true", "send stream: true, or leave it out"
+            )
+        return self.stream_options.include_usage
+
+    def sampling(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
+        """``defaults`` with what was sent. Raises RequestError for a wrong value."""
+        sent = {name: getattr(self, name) for name in self.model_fields_set if name in SamplingParams.__struct_fields__}
+        changes = {name: value for name, value in {**sent, **more}.items() if value is not None}
+        if "logit_bias" in changes:
+            changes["logit_bias"] = {_token_key(key): bias for key, bias in changes["logit_bias"].items()}
+        return defaults.replace(**changes)
+
+
+class CompletionRequest(Generation):
+    """``POST /v1/completions``."""
+
+    without = {
+        **_STRUCTURE,
+        **_ACCOUNT,
+        "suffix": (None, ""),
+        "best_of": (None, 1),
+        "prompt_logprobs": NOTHING,
+        "prompt_embeds": NOTHING,
+        "use_beam_search": (None, False),
+    }
+
+    prompt: Any
+    logprobs: int | None = None
+    echo: bool | None = None
+
+
+class ChatRequest(Generation):
+    """``POST /v1/chat/completions``."""
+
+    without = {
+        **_USES_TOOLS,
+        **_STRUCTURE,
+        **_ACCOUNT,
+        "audio": NOTHING,
+        "modalities": (None, ["text"]),
+        "prediction": NOTHING,
+        "reasoning_effort": (None, "none"),
+        "verbosity": NOTHING,
+        "web_search_options": NOTHING,
+        "chat_template": NOTHING,
+        "prompt_logprobs": NOTHING,
+        "best_of": (None, 1),
+        "use_beam_search": (None, False),
+        "echo": (None, False),
+    }
+
+    messages: Any
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """The newer name of `max_tokens`, or the older. Raises RequestError where they differ."""
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            found = f"max_tokens {self.max_tokens}, max_completion_tokens {self.max_completion_tokens}"
+            raise refused("max_tokens", found, "one of them, or equal values", "send max_completion_tokens alone")
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class EmbeddingRequest(Body):
+    """``POST /v1/embeddings``."""
+
+    without = {"priority": (None, 0), "truncate_prompt_tokens": NOTHING, "input_type": NOTHING}
+
+    input: Any
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+
+def openapi(schema: type[Body]) -> dict[str, Any]:
+    """What /openapi.json says of an endpoint, whose body is read by hand to limit it and to name what is wrong."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema.model_json_schema()}}}}
+
+
+def refused(name: str, found: str, expected: str, fix: str) -> RequestError:
+    """The error for a field's value."""
+    return RequestError("Request cannot be served", on=name, found=found, expected=expected, fix=fix)
+
+
+def parse(schema: type[Schema], data: object) -> Schema:
+    """Check a decoded body. Raises RequestError for the first thing that is wrong with it."""
+    if not isinstance(data, dict):
+        raise refused("body", type(data).__name__, "a JSON object", "send an object")
+    fields = dict(data)
+    for name in data:
+        if name in schema.without:
+            if fields.pop(name) not in schema.without[name]:
+                raise refused(name, short(data[name]), "a field that this server has", f"leave {name!r} out")
+        elif name not in schema.model_fields:
+            fix = nearest(name[:64], schema.model_fields)
+            raise RequestError("Unknown field", on=name[:64], found="no such field", expected="a known field", fix=fix)
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else "body"
+        found = "nothing" if first["type"] == "missing" else short(first["input"])
+        raise refused(name, found, first["msg"], f"change {name}") from None
+
+
+def prompts(value: object, name: str) -> list[str | list[int]]:
+    """Text, texts, token ids, or lists of token ids, as a list of prompts. Ids are checked by the engine."""
+    expected = "a string, a list of strings, a list of token ids, or a list of such lists"
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise refused(name, short(value), expected, f"send {name} in one of these forms")
+    kind = type(value[0])
+    if kind not in (str, int, list):
+        raise refused(f"{name}[0]", short(value[0]), expected, f"send {name} in one of these forms")
+    if len(set(map(type, value))) > 1:
+        at = next(at for at, item in enumerate(value) if type(item) is not kind)
+        raise refused(f"{name}[{at}]", short(value[at]), f"the type of {name}[0], {kind.__name__}", "send one type")
+    if kind is int:
+        return [value]
+    if len(value) > MAX_SEQUENCES:
+        raise refused(name, f"{len(value)} entries", f"at most {MAX_SEQUENCES}", "send several requests")
+    return value
+
+
+def short(value: object) -> str:
+    """A bounded repr of what a client sent."""
+    return reprlib.repr(value)
+
+
+def _token_key(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) < 12):
+        raise refused("logit_bias", short(key), "token ids as keys", "send ids of this model's tokenizer")
+    return int(key)

@@ -1,0 +1,78 @@
+"""Call sites are bound to plain callables; a failure is traced back to its provider."""
+
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from vllm_core.engine.binding import BoundOps, ProviderFailedError
+from vllm_core.errors import EngineError
+
+
+@dataclass
+class Bind:
+    op: str
+    role: str
+    provider: str
+    entry: str
+    kind: str = "kernel"
+
+
+def good(x: int) -> int:
+    return x + 1
+
+
+def bad(x: int) -> int:
+    return _inner(x)
+
+
+def _inner(x: int) -> int:
+    return x // 0
+
+
+@pytest.fixture
+def ops(monkeypatch: pytest.MonkeyPatch) -> BoundOps:
+    monkeypatch.setitem(sys.modules, "binding_fixture", sys.modules[__name__])
+    return BoundOps(
+        [
+            Bind("rms_norm", "norm", "a", "binding_fixture:good"),
+            Bind("linear", "linear", "b", "binding_fixture:bad", "reference"),
+        ]
+    )
+
+
+def test_a_bound_op_is_the_callable_itself(ops: BoundOps) -> None:
+    assert ops.get("rms_norm", "norm") is good
+
+
+def test_an_unplanned_call_site_is_an_error_that_names_it(ops: BoundOps) -> None:
+    with pytest.raises(EngineError, match="rms_norm at mlp"):
+        ops.get("rms_norm", "mlp")
+
+
+def test_kinds_are_counted(ops: BoundOps) -> None:
+    assert ops.kinds() == {"kernel": 1, "reference": 1}
+
+
+def test_the_culprit_is_found_below_core_and_above_the_providers_own_helpers(ops: BoundOps) -> None:
+    try:
+        ops.get("linear", "linear")(1)
+    except ZeroDivisionError as error:
+        culprit = ops.culprit(error.__traceback__)
+    assert culprit is not None
+    assert (culprit.op, culprit.provider) == ("linear", "b")
+
+
+def test_an_error_of_core_has_no_culprit(ops: BoundOps) -> None:
+    try:
+        raise ValueError("ours")
+    except ValueError as error:
+        assert ops.culprit(error.__traceback__) is None
+
+
+def test_a_provider_failure_says_how_to_go_on(ops: BoundOps) -> None:
+    binding = Bind("linear", "linear", "b", "x:y")
+    error = ProviderFailedError.of(binding, ZeroDivisionError("division by zero"))
+    assert error.binding is binding
+    assert "--deny-provider b" in str(error)
+    assert "ZeroDivisionError: division by zero" in error.found

@@ -1,0 +1,88 @@
+"""Greedy tokens equal those of transformers in float32, however requests are batched, chunked, cached or preempted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_core import LLM, SamplingParams
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+Engine = Callable[..., LLM]
+
+
+def run(llm: LLM, reference: Any, order: list[int]) -> None:
+    outputs = llm.generate([reference.prompts[i] for i in order], GREEDY, use_tqdm=False)
+    reference.compare_all(outputs, order)
+
+
+def test_the_tokenizer_gives_the_references_ids(reference: tuple[Any, Path], engine: Engine) -> None:
+    import json
+
+    record, _ = reference
+    texts = json.loads((Path(__file__).parent / "prompts.json").read_text(encoding="utf-8"))
+    tokenizer = engine().get_tokenizer()
+    assert [tokenizer.encode(text) for text in texts] == record.prompts
+
+
+def test_each_prompt_alone(reference: tuple[Any, Path], engine: Engine) -> None:
+    record, _ = reference
+    llm = engine(enable_prefix_caching=False)
+    for index in range(len(record.rows)):
+        run(llm, record, [index])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_mixes_and_arrival_orders(reference: tuple[Any, Path], engine: Engine, seed: int) -> None:
+    record, _ = reference
+    order = list(range(len(record.rows))) * 2
+    random.Random(seed).shuffle(order)
+    run(engine(max_num_seqs=5 + seed), record, order)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunked_prompts(reference: tuple[Any, Path], engine: Engine, chunk: int) -> None:
+    record, _ = reference
+    llm = engine(long_prefill_token_threshold=chunk, enable_prefix_caching=False)
+    run(llm, record, list(range(len(record.rows))))
+
+
+def test_whole_prompts(reference: tuple[Any, Path], engine: Engine) -> None:
+    record, _ = reference
+    llm = engine(enable_chunked_prefill=False, enable_prefix_caching=False)
+    run(llm, record, list(range(len(record.rows))))
+
+
+def test_a_second_pass_over_cached_prefixes(reference: tuple[Any, Path], engine: Engine) -> None:
+    record, _ = reference
+    llm = engine()
+    order = list(range(len(record.rows)))
+    run(llm, record, order)
+    before = llm.get_metrics().prefix_hits
+    run(llm, record, order[::-1])
+    assert llm.get_metrics().prefix_hits > before
+
+
+def test_so_few_blocks_that_requests_are_preempted(reference: tuple[Any, Path], engine: Engine) -> None:
+    record, _ = reference
+    llm = engine(num_gpu_blocks_override=34, block_size=16, max_num_seqs=12)
+    run(llm, record, list(range(len(record.rows))))
+    assert llm.get_metrics().preemptions > 0
+
+
+def test_asynchronous_scheduling(reference: tuple[Any, Path], engine: Engine) -> None:
+    record, _ = reference
+    run(engine(async_scheduling=True, max_num_seqs=4), record, list(range(len(record.rows))))
+
+
+def test_the_reference_providers_alone(reference: tuple[Any, Path], engine: Engine) -> None:
+    record, _ = reference
+    llm = engine(provider={"all": "reference"})
+    assert {binding.provider for binding in llm.plan.bindings} == {"reference"}
+    run(llm, record, list(range(len(record.rows)))[:4])

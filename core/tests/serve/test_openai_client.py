@@ -1,0 +1,262 @@
+"""The official `openai` client against a real server process with a real model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = pytest.mark.model
+
+KEY = "test-key"
+PROMPT = "The capital of France is"
+START_S = 240
+GREEDY: dict[str, Any] = {"model": "smol", "temperature": 0, "max_tokens": 12}
+HI: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@contextmanager
+def serving(model: Path, log: Path, *options: str) -> Iterator[str]:
+    """Run `vllm-core serve` on a free port; yields its address, and checks that SIGTERM ends it in order."""
+    command = [sys.executable, "-m", "vllm_core.cli.main", "serve", str(model), "--port", "0", "--api-key", KEY, *options]
+    env = {name: value for name, value in os.environ.items() if name != "VLLM_CORE_LOG_LEVEL"}
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=env) as process:
+        try:
+            yield _address(process, log)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, log.read_text()
+        finally:
+            process.kill()
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    limit = time.monotonic() + START_S
+    while time.monotonic() < limit and process.poll() is None:
+        found = re.search(r"listening on (http://\S+)", log.read_text())
+        if found is not None:
+            return found[1]
+        time.sleep(0.1)
+    raise AssertionError(f"the server did not start: {log.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def server(model_file: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    model = model_file("SmolLM2-135M-Instruct.Q4_1.gguf")
+    options = [
+        "--served-model-name",
+        "smol",
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "512",
+        "--kv-cache-memory-bytes",
+        "200000000",
+    ]
+    with serving(model, tmp_path_factory.mktemp("serve") / "log", *options) as address:
+        yield address
+
+
+@pytest.fixture
+def client(server: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def metric(server: str, name: str) -> float:
+    for family in text_string_to_metric_families(httpx.get(f"{server}/metrics").text):
+        for sample in family.samples:
+            if sample.name == name:
+                return sample.value
+    raise AssertionError(f"no metric {name}")
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["smol"]
+    assert client.models.retrieve("smol").id == "smol"
+
+
+def test_completion(client: openai.OpenAI) -> None:
+    answer = client.completions.create(prompt=PROMPT, **GREEDY)
+    assert "Paris" in answer.choices[0].text
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 12
+
+
+def test_streamed_completion_is_the_whole_one(client: openai.OpenAI) -> None:
+    whole = client.completions.create(prompt=PROMPT, **GREEDY)
+    chunks = list(client.completions.create(prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **GREEDY))
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == whole.choices[0].text
+    assert len(chunks) > 3, "text comes as it is made"
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_token_ids_give_the_text_of_their_prompt(client: openai.OpenAI) -> None:
+    texts = client.completions.create(prompt=[PROMPT, "2 + 2 ="], echo=True, **GREEDY)
+    assert [choice.text.startswith(p) for choice, p in zip(texts.choices, [PROMPT, "2 + 2 ="], strict=True)] == [True, True]
+    ids = client.completions.create(prompt=[[504, 3575, 282], [504]], echo=True, **GREEDY)
+    assert len(ids.choices) == 2
+    assert all(choice.text for choice in ids.choices)
+
+
+def test_n_with_a_seed_repeats(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {**GREEDY, "temperature": 1.0, "seed": 7, "n": 3}
+    one, two = (client.completions.create(prompt=PROMPT, **options) for _ in range(2))
+    texts = [choice.text for choice in one.choices]
+    assert [choice.index for choice in one.choices] == [0, 1, 2]
+    assert texts == [choice.text for choice in two.choices]
+    assert len(set(texts)) == 3, "each sequence has its own random numbers"
+
+
+def test_stop_is_not_part_of_the_text(client: openai.OpenAI) -> None:
+    whole = client.completions.create(prompt=PROMPT, **GREEDY).choices[0].text
+    stop = whole.split()[2]
+    for stream in (False, True):
+        answer = client.completions.create(prompt=PROMPT, stop=stop, stream=stream, **GREEDY)
+        choices = [choice for chunk in answer for choice in chunk.choices] if stream else answer.choices
+        assert "".join(choice.text for choice in choices) == whole[: whole.index(stop)]
+        assert choices[-1].finish_reason == "stop"
+
+
+def test_logprobs_of_greedy_tokens_are_the_best(client: openai.OpenAI) -> None:
+    logprobs = client.completions.create(prompt=PROMPT, logprobs=3, **GREEDY).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs is not None
+    assert logprobs.top_logprobs is not None
+    assert len(logprobs.token_logprobs) == 12
+    for value, top in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+        assert value == max(top.values())
+        assert value <= 0
+
+
+def test_chat_and_its_stream_agree(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(messages=HI, **GREEDY)
+    assert whole.choices[0].message.role == "assistant"
+    assert "Paris" in (whole.choices[0].message.content or "")
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(messages=HI, stream=True, **GREEDY)]
+    assert chunks[0].delta.role == "assistant"
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert chunks[-1].finish_reason == whole.choices[0].finish_reason
+
+
+def test_chat_logprobs(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(messages=HI, logprobs=True, top_logprobs=2, **GREEDY)
+    assert answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content
+    assert content
+    assert all(entry.top_logprobs[0].token == entry.token and len(entry.top_logprobs) == 2 for entry in content)
+
+
+def test_a_chat_may_use_the_rest_of_the_context(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="smol", messages=HI, temperature=0, extra_body={"ignore_eos": True})
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 512
+    assert answer.choices[0].finish_reason == "length"
+
+
+@pytest.mark.anyio
+async def test_async_requests_at_once_get_their_own_answers(server: str, client: openai.OpenAI) -> None:
+    prompts = [f"{number} and {number + 1} and" for number in range(8)]
+    alone = [client.completions.create(prompt=prompt, **GREEDY).choices[0].text for prompt in prompts]
+    async with openai.AsyncOpenAI(base_url=f"{server}/v1", api_key=KEY, max_retries=0) as many:
+
+        async def streamed(prompt: str) -> str:
+            stream = await many.completions.create(prompt=prompt, stream=True, **GREEDY)
+            return "".join([choice.text async for chunk in stream for choice in chunk.choices])
+
+        together = await asyncio.gather(*(streamed(prompt) for prompt in prompts))
+    assert together == alone
+
+
+def test_a_stream_that_is_closed_ends_in_the_engine(server: str, client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {**GREEDY, "max_tokens": 500, "extra_body": {"ignore_eos": True}}
+    with client.completions.create(prompt=PROMPT, stream=True, **options) as stream:
+        next(iter(stream))
+    limit = time.monotonic() + 60
+    while metric(server, "vllm:num_requests_running") and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert metric(server, "vllm:num_requests_running") == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "a " * 600}, "prompt"),
+        ({"prompt": "a" * 10_000_000}, "prompt"),
+        ({"prompt": [1, 10**6]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": "a", "temperature": -1}, "temperature"),
+        ({"prompt": "a", "extra_body": {"stop_token_ids": [10**6]}}, "stop_token_ids"),
+        ({"prompt": "a", "logit_bias": {"1000000": 1}}, "logit_bias"),
+        ({"prompt": "a", "best_of": 3}, "best_of"),
+    ],
+)
+def test_bad_requests_are_bad_request_errors(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(**{**GREEDY, **fields})
+    assert caught.value.param == param
+    assert "Paris" in client.completions.create(prompt=PROMPT, **GREEDY).choices[0].text, "nothing else is disturbed"
+
+
+def test_a_lone_surrogate_is_a_400(server: str) -> None:
+    headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+    answer = httpx.post(f"{server}/v1/completions", content=b'{"prompt": "\\ud800"}', headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
+
+
+def test_keys_and_names_are_checked(server: str, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(prompt=PROMPT, **{**GREEDY, "model": "other"})
+    stranger = client.with_options(api_key="wrong")
+    with pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+
+
+def test_a_generating_model_refuses_to_embed(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="runner"):
+        client.embeddings.create(model="smol", input="a")
+
+
+def test_metrics_count_what_was_done(server: str, client: openai.OpenAI) -> None:
+    before = metric(server, "vllm:generation_tokens_total")
+    client.completions.create(prompt=PROMPT, **GREEDY)
+    assert metric(server, "vllm:generation_tokens_total") == before + 12
+    assert metric(server, "vllm:time_to_first_token_seconds_count") >= 1
+    assert metric(server, "vllm:platform_info") == 1
+
+
+def test_embeddings_of_an_encoder(model_file: Callable[[str], Path], tmp_path: Path) -> None:
+    with (
+        serving(model_file("all-minilm-l6-v2"), tmp_path / "log", "--served-model-name", "mini") as address,
+        openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as client,
+    ):
+        texts = ["A cat sits on the mat.", "A kitten is on the rug.", "Stocks fell on Monday."]
+        answer = client.embeddings.create(model="mini", input=texts)
+        cat, kitten, stocks = (item.embedding for item in answer.data)
+        assert len(cat) == 384
+        assert sum(a * b for a, b in zip(cat, kitten, strict=True)) > sum(a * b for a, b in zip(cat, stocks, strict=True)) + 0.2
+        floats = client.embeddings.create(model="mini", input=texts[0], encoding_format="float").data[0].embedding
+        assert floats == pytest.approx(cat, abs=1e-5)
+        assert len(client.embeddings.create(model="mini", input=texts[0], dimensions=64).data[0].embedding) == 64
+        for input_, param in (("", "prompt"), ("word " * 1000, "prompt")):
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.embeddings.create(model="mini", input=input_)
+            assert caught.value.param == param
+        with pytest.raises(openai.BadRequestError, match="runner"):
+            client.completions.create(model="mini", prompt="a")

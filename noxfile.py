@@ -1,0 +1,136 @@
+"""Sessions of development; `nox -l` explains them, `nox -s tests -- core` runs one on one package.
+
+Environments are kept and reused (`nox -R` also skips the installation). Torch comes from where pip is set up to look;
+`run.py` says how to keep it to a CPU build.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PACKAGES = {"core": "core", "conformance": "conformance", "cpu": "plugins/vllm-cpu"}
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+
+nox.needs_version = ">=2024.10.9"
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["lint", "types", "tests"]
+
+
+def chosen(session: nox.Session) -> list[str]:
+    """Packages named after `--`, or all; what starts with a dash is left for the tool."""
+    names = [argument.removeprefix("vllm-") for argument in session.posargs if not argument.startswith("-")]
+    unknown = [name for name in names if name not in PACKAGES]
+    if unknown:
+        session.error(f"no package {unknown[0]!r}; use one of: {', '.join(PACKAGES)}")
+    return names or list(PACKAGES)
+
+
+def options(session: nox.Session) -> list[str]:
+    """Arguments after `--` that are for the tool."""
+    return [argument for argument in session.posargs if argument.startswith("-")]
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """Install all packages from the checkout, and groups of pyproject.toml."""
+    session.env.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"})
+    requirements = [item for group in groups for item in nox.project.dependency_groups(PYPROJECT, group)]
+    editable = [argument for path in PACKAGES.values() for argument in ("-e", f"./{path}")]
+    session.install("-c", "constraints.txt", *editable, *requirements)
+
+
+def models(session: nox.Session, which: str) -> None:
+    """Fetch model files for tests; quick when they are there."""
+    session.run("python", "tools/fetch_models.py", which)
+
+
+def pytest(session: nox.Session, *arguments: str) -> None:
+    """Run pytest on two workers."""
+    session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", "-q", *arguments, *options(session))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, format, docstrings of the public API, and the borders between packages (ruff, interrogate, lint_borders)."""
+    session.install(*nox.project.dependency_groups(PYPROJECT, "lint"))
+    paths = [PACKAGES[name] for name in chosen(session)] if session.posargs else ["."]
+    session.run("ruff", "check", *paths)
+    session.run("ruff", "format", "--check", *paths)
+    session.run("interrogate", "--quiet", "core/src/vllm_core/api")
+    session.run("python", "tools/lint_borders.py")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Static types: mypy in strict mode over all sources and tools."""
+    install(session, "test", "lint")
+    sources = [f"{PACKAGES[name]}/src" for name in chosen(session)]
+    session.run("mypy", *sources, *([] if session.posargs else ["tools", "run.py"]))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Tests that take minutes at most, real models included."""
+    install(session, "test")
+    models(session, "all")
+    paths = [f"{PACKAGES[name]}/tests" for name in chosen(session)]
+    pytest(session, "-m", "not slow", *paths, *([] if session.posargs else ["tests"]))
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """What platforms claim, proved: ops against the reference and the count of patches; `-- cpu` names the platform."""
+    install(session, "test")
+    platforms = [name for name in chosen(session) if name not in {"core", "conformance"}]
+    for platform in platforms or ["cpu"]:
+        session.run("python", "-m", "vllm_conformance", "ops", "--platform", platform)
+        session.run("python", "-m", "vllm_conformance", "patches", "--platform", platform)
+
+
+@nox.session
+def kernels(session: nox.Session) -> None:
+    """Tests of device code alone: the reference ops of core, and each plugin's own."""
+    install(session, "test")
+    folders = [ROOT / PACKAGES[name] / "tests" / "ops" for name in chosen(session)]
+    present = [str(folder.relative_to(ROOT)) for folder in folders if folder.is_dir()]
+    if not present:
+        session.skip("no package named here has tests of ops")
+    pytest(session, *present)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Wheels and sdists into dist/, their contents checked, each installed alone with only what it declares."""
+    session.install("build", "tomli; python_version < '3.11'")
+    names = chosen(session)
+    session.run("python", "tools/wheels.py", "build", *names)
+    for name in names:
+        session.run("python", "tools/clean_install.py", name)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The examples in README and docs run, links lead somewhere, the support matrix is up to date."""
+    install(session, "test")
+    models(session, "demo")
+    pytest(session, "tests/test_docs.py", "tests/test_matrix.py")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Host time per step on a null model (`vllm-core bench host`), with its profile."""
+    install(session)
+    session.run("vllm-core", "bench", "host", *options(session))
+
+
+@nox.session
+def full(session: nox.Session) -> None:
+    """Everything: the slow tests too, with all models; then tox, where its interpreters are present."""
+    install(session, "test", "lint")
+    models(session, "all")
+    paths = [f"{PACKAGES[name]}/tests" for name in chosen(session)]
+    pytest(session, *paths, *([] if session.posargs else ["tests"]))
+    session.run("tox", "run", *([] if not session.posargs else ["-e", ",".join(chosen(session))]))

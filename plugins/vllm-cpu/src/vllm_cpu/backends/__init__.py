@@ -1,0 +1,1 @@
+"""Offers of ops, by architecture family."""

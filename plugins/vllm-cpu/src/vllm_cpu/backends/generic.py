@@ -1,0 +1,72 @@
+"""Offers for every CPU: torch's own kernels where they are good, numpy on shared memory where host time counts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from vllm_core.api import KVGroupSpec, KVLayout, Offer
+
+from vllm_cpu.native import PACKAGED, VARIABLE
+
+PROVIDER = "vllm-cpu"
+NATIVE = "vllm-cpu-native"
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPES = frozenset(ITEM_BYTES)
+_OPS = "vllm_cpu.ops"
+
+
+def kv_layout(group: KVGroupSpec, dtype: str, tokens_per_block: int) -> KVLayout:
+    """A block holds its keys, then its values, each [tokens_per_block, heads, head size]. Pure."""
+    block_bytes = 2 * tokens_per_block * group.num_kv_heads * group.head_size * ITEM_BYTES[dtype]
+    return KVLayout(layout_id="cpu.keys-values.thd", dtype=dtype, tokens_per_block=tokens_per_block, block_bytes=block_bytes)
+
+
+def _entries(module: str, *names: str) -> dict[str, str]:
+    return {name: f"{_OPS}.{module}:{name}" for name in names}
+
+
+def native_offers() -> Sequence[Offer]:
+    """What a native library brings, if one is there; not loaded to answer this."""
+    if VARIABLE not in os.environ and not PACKAGED.exists():
+        return ()
+    return (Offer(provider=NATIVE, kind="kernel", priority=10, ops=_entries("native", "rms_norm"), dtypes=_DTYPES),)
+
+
+def offers() -> Sequence[Offer]:
+    """Offers without native code; the same on every CPU."""
+    return (
+        Offer(
+            provider=PROVIDER,
+            kind="vendor",
+            ops=_entries("linear", "linear_pack", "linear"),
+            dtypes=_DTYPES,
+        ),
+        Offer(
+            provider=PROVIDER,
+            kind="vendor",
+            ops={
+                **_entries("cache", "kv_bind", "kv_write", "kv_copy", "kv_export", "kv_import"),
+                **_entries("attention", "paged_attention"),
+            },
+            dtypes=_DTYPES,
+            kv_dtypes=_DTYPES,
+            features=frozenset({"sliding_window", "soft_cap"}),
+            kv_layout=kv_layout,
+        ),
+        Offer(
+            provider=PROVIDER,
+            kind="vendor",
+            ops=_entries("attention", "encoder_attention"),
+            dtypes=_DTYPES,
+        ),
+        Offer(
+            provider=PROVIDER,
+            kind="kernel",
+            ops={
+                **_entries("batch", "batch_update", "build_step", "advance"),
+                **_entries("sampling", "sample"),
+                **_entries("penalties", "logit_adjust"),
+            },
+        ),
+    )

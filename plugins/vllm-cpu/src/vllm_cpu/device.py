@@ -1,0 +1,112 @@
+"""The host as a `Device`: memory by pool, no queue, no graphs."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+
+import torch
+from vllm_core.api import POOLS, Device, DeviceFacts, Eager, Event, MemoryBudgetError, MemoryStats, Pool
+
+from vllm_cpu import probe
+
+MAPPED_BYTES = 1 << 20
+"""From this size on memory comes from the kernel page by page as it is touched, zeroed and aligned to pages."""
+
+
+class _Done:
+    """An event of a device that has nothing queued: always reached."""
+
+    def record(self) -> None:
+        """Nothing is queued."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """Reached."""
+        return True
+
+
+class CpuDevice(Device):
+    """Memory of this host, as far as the control group grants it.
+
+    A pool's bytes count from allocation until the pool is released, whether or not the tensors are still in use.
+    """
+
+    torch_device = "cpu"
+    eager = Eager("full")
+    asynchronous = False
+    stable_addresses = False
+    supports_graphs = False
+
+    def __init__(self, facts: DeviceFacts) -> None:
+        self.facts = facts
+        self._own: dict[Pool, int] = dict.fromkeys(POOLS, 0)
+        self._peak = 0
+
+    def allocate(self, pool: Pool, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a zero-filled tensor, aligned to 64 bytes at least. Raises MemoryBudgetError."""
+        size = math.prod(shape) * dtype.itemsize
+        if size < MAPPED_BYTES:
+            tensor = torch.zeros(tuple(shape), dtype=dtype)
+        else:
+            self._check_fits(pool, size)
+            tensor = torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(tuple(shape))
+        self._count(pool, size)
+        return tensor
+
+    def _check_fits(self, pool: Pool, size: int) -> None:
+        available = self.statistics().available_bytes
+        if size > available:
+            raise MemoryBudgetError(
+                "Not enough memory",
+                on=f"pool {pool!r} of {self.facts.name}",
+                found=f"{available} bytes available",
+                expected=f"{size} bytes",
+                fix="lower --max-num-seqs, --max-model-len or --kv-cache-memory-bytes, or give the container more memory",
+            )
+
+    def _count(self, pool: Pool, size: int) -> None:
+        self._own[pool] += size
+        self._peak = max(self._peak, sum(self._own.values()))
+
+    def adopt(self, pool: Pool, host: torch.Tensor) -> torch.Tensor:
+        """Return the tensor itself: it is on the device already."""
+        self._count(pool, host.numel() * host.element_size())
+        return host.contiguous()
+
+    def release(self, pool: Pool) -> int:
+        """Stop counting the pool; the memory goes with the last tensor that uses it."""
+        size, self._own[pool] = self._own[pool], 0
+        return size
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Plain memory: no copy engine needs more."""
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def statistics(self) -> MemoryStats:
+        """Total and available memory, both bounded by the control group."""
+        total = self.facts.memory_bytes
+        available = probe.memory_info().get("MemAvailable", total)
+        limit, used = probe.memory_limit(), probe.memory_used()
+        if limit is not None and used is not None:
+            available = min(available, max(0, limit - used))
+        return MemoryStats(
+            total_bytes=total,
+            available_bytes=min(available, total),
+            own_bytes=dict(self._own),
+            peak_own_bytes=self._peak,
+        )
+
+    def synchronize(self) -> None:
+        """Nothing is queued."""
+
+    def event(self) -> Event:
+        """Return an event that is always reached."""
+        return _Done()
+
+    def seed(self, value: int) -> None:
+        """Seed torch's generator of the host."""
+        torch.manual_seed(value)

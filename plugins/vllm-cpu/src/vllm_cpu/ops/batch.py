@@ -1,0 +1,173 @@
+"""The batch state on the host, in numpy on the tensors' memory: host time per step is what counts here.
+
+Oracle: `vllm_core.ops.batch`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from vllm_core.api import BatchState, StepInputs
+from vllm_core.api import batch as layout
+
+from vllm_cpu.ops.state import Int32s, Views, views
+
+_HEADER = layout.HEADER_WORDS
+_FEW = 16
+"""Block rows up to which a plain loop beats indexing with arrays."""
+
+
+def batch_update(state: BatchState, packed: Tensor) -> None:
+    """Apply the packed difference."""
+    words: Int32s = packed.numpy()
+    header = words[:_HEADER].tolist()
+    admitted, known, blocks, extra = (header[i] for i in (layout.H_ADMITTED, layout.H_TOKENS, layout.H_BLOCKS, layout.H_EXTRA))
+    if not (admitted or blocks or extra):
+        return
+    view = views(state)
+    at = _HEADER + admitted * layout.ADMIT_WORDS
+    if admitted:
+        _admit(view, words[_HEADER:at].reshape(admitted, -1), words[at : at + known])
+    at += known
+    if blocks:
+        _blocks(view, words[at : at + 4 * blocks].reshape(blocks, 4))
+    at += 4 * blocks
+    if extra:
+        _extras(view, words[at : at + 5 * extra].reshape(extra, 5))
+
+
+def _admit(view: Views, admits: Int32s, tokens: Int32s) -> None:
+    slots = admits[:, layout.A_SLOT]
+    view.params[slots] = admits
+    view.computed[slots] = admits[:, layout.A_NUM_COMPUTED]
+    for table in view.tables:
+        table[slots] = layout.NULL_BLOCK
+    begin = 0
+    for slot, count in zip(slots.tolist(), admits[:, layout.A_NUM_KNOWN].tolist(), strict=True):
+        view.tokens[slot, :count] = tokens[begin : begin + count]
+        begin += count
+
+
+def _blocks(view: Views, rows: Int32s) -> None:
+    if len(rows) <= _FEW:
+        for group, slot, column, block in rows.tolist():
+            view.tables[group][slot, column] = block
+        return
+    for group, table in enumerate(view.tables):
+        mine = rows[rows[:, 0] == group]
+        table[mine[:, 1], mine[:, 2]] = mine[:, 3]
+
+
+def _extras(view: Views, rows: Int32s) -> None:
+    bias, stop, bad = (rows[rows[:, 0] == kind] for kind in (layout.E_BIAS, layout.E_STOP, layout.E_BAD_WORD))
+    view.bias_ids[bias[:, 1], bias[:, 2]] = bias[:, 3]
+    view.bias_values[bias[:, 1], bias[:, 2]] = bias[:, 4].copy().view(np.float32)
+    view.stop_ids[stop[:, 1], stop[:, 2]] = stop[:, 3]
+    view.bad_words[bad[:, 1], bad[:, 2]] = bad[:, 3]
+
+
+def build_step(state: BatchState, packed: Tensor) -> StepInputs:
+    """Gather the step's inputs into fresh tensors."""
+    words: Int32s = packed.numpy()
+    header = words[:_HEADER].tolist()
+    view = views(state)
+    num_rows, num_tokens = header[layout.H_SCHEDULED], header[layout.H_NUM_TOKENS]
+    begin = _HEADER + header[layout.H_ADMITTED] * layout.ADMIT_WORDS + header[layout.H_TOKENS]
+    begin += 4 * header[layout.H_BLOCKS] + 5 * header[layout.H_EXTRA]
+    steps = words[begin : begin + 4 * num_rows].reshape(num_rows, 4)
+    if num_rows == num_tokens == header[layout.H_NUM_SAMPLED] and num_rows:
+        return _build_decode(view, steps[:, 0], header[layout.H_MAX_SEQ])
+    slots, counts, sampled, _ = steps.T
+    slots = slots.astype(np.int64)
+    computed = view.computed[slots]
+    query_start = np.zeros(num_rows + 1, dtype=np.int32)
+    np.cumsum(counts, out=query_start[1:])
+    token_slots = slots.repeat(counts)
+    positions = np.arange(num_tokens, dtype=np.int32)
+    positions += (computed - query_start[:-1]).repeat(counts)
+    mapping = [
+        torch.from_numpy(_slots(table, size, token_slots, positions))
+        for table, size in zip(view.tables, state.tokens_per_block, strict=True)
+    ]
+    longest = header[layout.H_MAX_SEQ]
+    tables = [
+        torch.from_numpy(table[slots, : max(1, -(-longest // size))])
+        for table, size in zip(view.tables, state.tokens_per_block, strict=True)
+    ]
+    all_sampled = header[layout.H_NUM_SAMPLED] == num_rows
+    chosen = slice(None) if all_sampled else sampled.nonzero()[0]
+    return StepInputs(
+        token_ids=torch.from_numpy(view.tokens[token_slots, positions]),
+        positions=torch.from_numpy(positions),
+        slots=torch.from_numpy(slots.astype(np.int32)),
+        query_start=torch.from_numpy(query_start),
+        seq_lens=torch.from_numpy(computed + counts),
+        sample_rows=torch.from_numpy(query_start[1:][chosen].astype(np.int64) - 1),
+        sample_slots=torch.from_numpy(slots[chosen]),
+        slot_mapping=tuple(mapping),
+        block_tables=tuple(tables),
+        num_tokens=num_tokens,
+        num_rows=num_rows,
+        max_query_len=header[layout.H_MAX_QUERY],
+        max_seq_len=longest,
+    )
+
+
+def _build_decode(view: Views, slots: Int32s, longest: int) -> StepInputs:
+    """The common step: every row has one token and is sampled. Few calls, since each costs as much as 500 elements."""
+    count, sizes = len(slots), view.state.tokens_per_block
+    narrow = np.empty((4, count), dtype=np.int32)
+    wide = np.empty((2 + len(sizes), count), dtype=np.int64)
+    positions = view.computed[slots]
+    narrow[0], narrow[1], narrow[2] = view.tokens[slots, positions], positions, slots
+    np.add(positions, 1, out=narrow[3])
+    starts = np.arange(count + 1, dtype=np.int32)
+    wide[0], wide[1] = starts[:-1], slots
+    tables = []
+    for group, (table, size) in enumerate(zip(view.tables, sizes, strict=True)):
+        wide[2 + group] = _slots(table, size, slots, positions)
+        tables.append(torch.from_numpy(table[slots, : max(1, -(-longest // size))]))
+    token_ids, at, row_slots, seq_lens = torch.from_numpy(narrow).unbind()
+    sample_rows, sample_slots, *mapping = torch.from_numpy(wide).unbind()
+    query_start = torch.from_numpy(starts)
+    return StepInputs(
+        token_ids,
+        at,
+        row_slots,
+        query_start,
+        seq_lens,
+        sample_rows,
+        sample_slots,
+        tuple(mapping),
+        tuple(tables),
+        num_tokens=count,
+        num_rows=count,
+        max_query_len=1,
+        max_seq_len=longest,
+    )
+
+
+def _slots(table: Int32s, size: int, slots: npt.NDArray[Any], positions: Int32s) -> npt.NDArray[np.int64]:
+    """block * size + offset of each token; int64, since large caches exceed 2**31 tokens over all layers."""
+    columns, offsets = np.divmod(positions, size)
+    mapping = table[slots, columns].astype(np.int64)
+    mapping *= size
+    mapping += offsets
+    return mapping
+
+
+def advance(state: BatchState, inputs: StepInputs, tokens: Tensor) -> None:
+    """Count the rows' tokens as computed; append the sampled ones where they fit."""
+    view = views(state)
+    view.computed[inputs.slots.numpy()] = inputs.seq_lens.numpy()
+    values: Int32s = tokens.numpy()[:, 0]
+    slots = inputs.sample_slots.numpy()[: len(values)]
+    ends = view.computed[slots]
+    if inputs.max_seq_len >= view.tokens.shape[1]:
+        fits = ends < view.tokens.shape[1]
+        slots, ends, values = slots[fits], ends[fits], values[fits]
+    view.tokens[slots, ends] = values

@@ -1,0 +1,87 @@
+"""Matrix products on the host through torch.mm. Oracle: `vllm_core.ops.linear`.
+
+float32: the BLAS takes other kernels, with other orders of summation, for a handful of rows than for many. Padding
+the rows to a multiple of `ROW_GRANULE` keeps each row on one kernel, so that its result does not depend on how many
+others there are; a test holds it over all numbers of rows.
+bfloat16 and float16: without instructions for them torch's product is many times slower than widening the weight
+tile by tile, which is more exact too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vllm_cpu import probe
+
+_FEATURES = probe.features()
+ROW_GRANULE = 8 if "avx512f" in _FEATURES else 4
+"""4 was measured with AVX2; wider vectors have wider kernels."""
+
+PADDED_ROWS = 64
+"""From here on every number of rows gave the same results where it was measured."""
+
+TILE_ELEMENTS = 1 << 22
+NATIVE_NARROW = bool({"avx512_bf16", "amx_bf16"} & _FEATURES)
+"""Whether products of bfloat16 have instructions of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight as torch.mm reads it: [K,N], a view of the contiguous [N,K]; bias [N] or None."""
+
+    transposed: Tensor
+    bias: Tensor | None
+    readers: tuple[str, ...]
+    widened: bool
+
+    @property
+    def out_features(self) -> int:
+        """Columns of the output."""
+        return self.transposed.shape[1]
+
+
+def linear_pack(weight: Tensor, bias: Tensor | None, readers: Sequence[str]) -> Packed:
+    """Keep the tensor: [N,K] rows are contiguous."""
+    narrow = weight.dtype is not torch.float32
+    native = weight.dtype is torch.bfloat16 and NATIVE_NARROW
+    return Packed(weight.contiguous().t(), bias, tuple(readers), narrow and not native)
+
+
+def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
+    """``out[T,N] = x[T,K] @ weight + bias``; out may be float32 where x is narrow."""
+    if weight.widened and not (len(x) == 1 and out.dtype is x.dtype):
+        _widened(out, x, weight)
+    elif x.dtype is not torch.float32 or len(x) % ROW_GRANULE == 0 or len(x) > PADDED_ROWS:
+        _plain(out, x, weight)
+    else:
+        out.copy_(torch.mm(_padded(x), weight.transposed)[: len(x)])
+    if weight.bias is not None:
+        out.add_(weight.bias)
+
+
+def _plain(out: Tensor, x: Tensor, weight: Packed) -> None:
+    if out.dtype is x.dtype:
+        torch.mm(x, weight.transposed, out=out)
+    else:
+        out.copy_(torch.mm(x, weight.transposed))
+
+
+def _padded(x: Tensor) -> Tensor:
+    padded = x.new_zeros(-(-len(x) // ROW_GRANULE) * ROW_GRANULE, x.shape[1])
+    padded[: len(x)] = x
+    return padded
+
+
+def _widened(out: Tensor, x: Tensor, weight: Packed) -> None:
+    """Products in float32, the weight widened tile by tile so that it never exists whole in float32."""
+    wide = x.float()
+    if len(x) % ROW_GRANULE and len(x) <= PADDED_ROWS:
+        wide = _padded(wide)
+    columns = max(1, TILE_ELEMENTS // wide.shape[1])
+    for begin in range(0, weight.out_features, columns):
+        tile = slice(begin, begin + columns)
+        out[:, tile] = torch.mm(wide, weight.transposed[:, tile].float())[: len(x)]

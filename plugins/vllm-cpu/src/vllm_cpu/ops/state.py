@@ -1,0 +1,55 @@
+"""numpy views of a batch state, made once: a step touches ten tensors, and a view costs as much as a small copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from vllm_core.api import BatchState
+
+Int32s = npt.NDArray[np.int32]
+_MOST = 8
+_known: dict[int, Views] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Views:
+    """The tensors of one state as arrays on the same memory."""
+
+    state: BatchState
+    tokens: Int32s
+    computed: Int32s
+    params: Int32s
+    floats: npt.NDArray[np.float32]
+    bias_ids: Int32s
+    bias_values: npt.NDArray[np.float32]
+    stop_ids: Int32s
+    bad_words: Int32s
+    tables: tuple[Int32s, ...]
+
+
+def views(state: BatchState) -> Views:
+    """The views of ``state``; the last few states are remembered and kept alive."""
+    found = _known.get(id(state))
+    if found is None or found.state is not state:
+        if len(_known) >= _MOST:
+            _known.clear()
+        found = _known[id(state)] = _make(state)
+    return found
+
+
+def _make(state: BatchState) -> Views:
+    params = state.params.numpy()
+    return Views(
+        state=state,
+        tokens=state.tokens.numpy(),
+        computed=state.computed.numpy(),
+        params=params,
+        floats=params.view(np.float32),
+        bias_ids=state.bias_ids.numpy(),
+        bias_values=state.bias_values.numpy(),
+        stop_ids=state.stop_ids.numpy(),
+        bad_words=state.bad_words.numpy(),
+        tables=tuple(table.numpy() for table in state.block_tables),
+    )
