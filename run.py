@@ -26,7 +26,7 @@ from tools.environment import Environment, SetupError, Step
 from tools.torch_build import TorchChoice
 
 ROOT = Path(__file__).resolve().parent
-PROMPT = "Explain in two sentences why the sky is blue."
+PROMPT = "Once upon a time, in a small town by the sea, there lived"
 DEMO_MAX_TOKENS = 48
 
 

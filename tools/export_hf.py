@@ -55,8 +55,8 @@ def _write_weights(source: ModelSource, folder: Path, shard_bytes: int) -> None:
         file = f"model-{index:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(shard, file))
-    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
-    _write_json(folder / "model.safetensors.index.json", index)
+    content: dict[str, Any] = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
+    _write_json(folder / "model.safetensors.index.json", content)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

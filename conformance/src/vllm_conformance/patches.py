@@ -30,7 +30,7 @@ Kind = Literal["added", "removed", "replaced", "code", "defaults", "closure"]
 # Names that Python and libraries write into dictionaries themselves.
 _OWN_NOTES = {"__warningregistry__", "__abstractmethods__", "_abc_impl", "__annotations__", "__annotations_cache__"}
 _OWN_NOTES |= {"__slotnames__", "__static_attributes__", "__firstlineno__", "__parameters__"}
-_OWN_NOTES |= {"__non_callable_proto_members__", "__protocol_attrs__"}
+_OWN_NOTES |= {"__non_callable_proto_members__", "__protocol_attrs__", "__msgspec_cache__"}
 # Exactly these: reading a subclass may run its code, and transformers' mappings import models when they are read.
 _CONTAINERS = (dict, list, set)
 _CODE = (FunctionType, BuiltinFunctionType, type, staticmethod, classmethod, property, ModuleType)

@@ -222,6 +222,12 @@ async def test_a_body_over_the_limit_is_a_413(engine: Any, make_client: Any) -> 
     assert (await client.post(COMPLETIONS, {"prompt": "a" * 70})).status_code == 200
 
 
+async def test_a_declared_length_over_the_limit_is_refused_unread(engine: Any, make_client: Any) -> None:
+    client = make_client(engine, max_body_bytes=100)
+    check(await client.post(COMPLETIONS, {"prompt": "a"}, **{"content-length": "1000000"}), 413)
+    assert engine.calls == []
+
+
 async def test_a_body_without_a_length_is_limited_too(engine: Any, make_client: Any) -> None:
     async def chunks() -> Any:
         yield b'{"prompt": "'

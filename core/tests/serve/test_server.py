@@ -114,7 +114,7 @@ async def test_a_signal_ends_an_idle_server_and_its_engine(engine: Any, number: 
 @pytest.mark.anyio
 async def test_running_requests_finish_after_a_signal_and_new_ones_are_refused(engine: Any) -> None:
     engine.gate = asyncio.Event()
-    async with running(engine) as here, httpx.AsyncClient() as client:
+    async with running(engine) as here, httpx.AsyncClient(timeout=None) as client:
         await here.is_ready()
         stream = asyncio.create_task(client.post(f"{here.url}/v1/completions", json={"prompt": "a", "stream": True}))
         while not engine.calls:
@@ -132,7 +132,7 @@ async def test_running_requests_finish_after_a_signal_and_new_ones_are_refused(e
 @pytest.mark.parametrize("options", [{"drain_s": 1}, {}])
 async def test_the_time_limit_or_a_second_signal_ends_what_still_runs(engine: Any, options: dict[str, Any]) -> None:
     engine.gate = asyncio.Event()
-    async with running(engine, **options) as here, httpx.AsyncClient() as client:
+    async with running(engine, **options) as here, httpx.AsyncClient(timeout=None) as client:
         await here.is_ready()
         request = asyncio.create_task(client.post(f"{here.url}/v1/completions", json={"prompt": "a"}))
         while not engine.calls:
@@ -191,7 +191,7 @@ async def test_a_client_that_closes_its_connection_aborts_its_request(engine: An
     engine.gate = asyncio.Event()
     async with running(engine) as here:
         await here.is_ready()
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=None) as client:
             request = asyncio.create_task(client.post(f"{here.url}/v1/completions", json={"prompt": "a"}))
             while not engine.calls:
                 await asyncio.sleep(0.01)

@@ -28,7 +28,7 @@ def locate(name: str) -> Path | None:
     if name == DEMO and not Path(name).exists():
         return _demo()
     path = Path(name).expanduser()
-    if path.exists():
+    if name.strip() and _exists(path):
         return path
     if not name.strip() or _looks_like_path(name):
         raise ModelNotFoundError(
@@ -53,6 +53,13 @@ def gguf_in(folder: Path) -> Path | None:
             fix=f"name the file: {found[0]}",
         )
     return found[0] if found else None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name too long for the file system, or with a null byte
+        return False
 
 
 def _looks_like_path(name: str) -> bool:

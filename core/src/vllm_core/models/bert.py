@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from vllm_core.models.dense import ACTIVATIONS
 from vllm_core.models.fields import Fields
-from vllm_core.models.spec import LayerSpec, ModelSpec
+from vllm_core.models.spec import LayerSpec, ModelSpec, Pooling
 
 ARCHITECTURES = ("BertModel",)
 
@@ -43,6 +43,6 @@ def describe(config: Mapping[str, Any], *, dtype: str, pooling: str | None) -> M
         post_norm=True,
         token_types=fields.integer("type_vocab_size", 2),
         learned_positions=True,
-        pooling=cast("Any", pooling or "mean"),
+        pooling=cast("Pooling", pooling or "mean"),
         weight_prefix="bert.",
     )

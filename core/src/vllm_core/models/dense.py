@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from vllm_core.models.fields import Fields
 from vllm_core.models.rotary import extended, longest
-from vllm_core.models.spec import LayerSpec, ModelSpec, RopeSpec
+from vllm_core.models.spec import LayerSpec, ModelSpec, Pooling, RopeSpec
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -90,6 +90,6 @@ def decoder(
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         activation=cast("Any", fields.choice(activation, GATED, default_activation)),
         tied_embeddings=fields.flag("tie_word_embeddings", tied),
-        pooling=cast("Any", pooling),
+        pooling=cast("Pooling | None", pooling),
         **differences,
     )

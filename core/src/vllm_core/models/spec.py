@@ -13,7 +13,6 @@ from typing import Literal, TypeAlias
 from vllm_core.api import CallSite, KVGroupSpec
 from vllm_core.api.ops import family_of
 
-
 Pooling: TypeAlias = Literal["mean", "cls", "last"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,23 +22,30 @@ from vllm_core.models.transformers_track.rewire import rewire
 
 if TYPE_CHECKING:
     from vllm_core.engine.binding import BoundOps
+    from vllm_core.models.spec import ModelSpec
 
 
 class SourceLike(Protocol):
     """What the track reads of a model source."""
 
-    config: dict[str, Any]
-    name: str
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Values of config.json."""
+
+    @property
+    def name(self) -> str:
+        """What errors call the model."""
 
 
 def build(
-    spec: RewiredSpec, source: SourceLike, device: Device, ops: BoundOps, *, max_tokens: int, max_model_len: int
+    spec: ModelSpec, source: SourceLike, device: Device, ops: BoundOps, *, max_tokens: int, max_model_len: int
 ) -> RewiredModel:
     """Make the model, without weights. Raises ModelConfigError for one that cannot be rewired.
 
     ``max_tokens`` is the most tokens of one step. ``max_model_len`` is the longest sequence; positions up to it are
     computed by the model itself.
     """
+    assert isinstance(spec, RewiredSpec), "this track builds what it described"
     assert max_model_len <= spec.max_position, "the context is checked while planning"
     return RewiredModel(spec, normalise(source.config, source.name), device, ops, max_tokens)
 
@@ -113,12 +120,13 @@ class RewiredModel:
         if spec.kind == "encoder":
             call = ops.get("encoder_attention", "attention")
             return lambda inputs, kv: attention.EncoderStep(spec, call, inputs)
-        groups, sites = spec.kv_groups(), []
+        groups, layers = spec.kv_groups(), []
         for layer, index in zip(spec.layers, spec.group_of_layer(), strict=True):
             role = f"kv.{index}.{groups[index].kind}"
             write, attend = ops.get("kv_write", role), ops.get("paged_attention", role)
-            sites.append(attention.LayerSite(index, layer.window or 0, write, attend))
-        return lambda inputs, kv: attention.PagedStep(spec, tuple(sites), inputs, kv)
+            layers.append(attention.LayerSite(index, layer.window or 0, write, attend))
+        sites = tuple(layers)
+        return lambda inputs, kv: attention.PagedStep(spec, sites, inputs, kv)
 
     def _init_options(self) -> dict[str, Any]:
         """Encoders bring a pooler that nobody asked for, and whose weights are often missing."""

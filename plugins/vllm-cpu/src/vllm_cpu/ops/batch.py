@@ -154,7 +154,7 @@ def _build_decode(view: Views, slots: Int32s, longest: int) -> StepInputs:
 def _slots(table: Int32s, size: int, slots: npt.NDArray[Any], positions: Int32s) -> npt.NDArray[np.int64]:
     """block * size + offset of each token; int64, since large caches exceed 2**31 tokens over all layers."""
     columns, offsets = np.divmod(positions, size)
-    mapping = table[slots, columns].astype(np.int64)
+    mapping: npt.NDArray[np.int64] = table[slots, columns].astype(np.int64)
     mapping *= size
     mapping += offsets
     return mapping
