@@ -140,7 +140,9 @@ def test_a_gguf_cut_in_half(model_file: Callable[[str], Path], tmp_path: Path, c
     ],
     ids=lambda value: " ".join(value),
 )
-def test_a_wrong_option(folder: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, ...], mentions: tuple[str, ...]) -> None:
+def test_a_wrong_option(
+    folder: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, ...], mentions: tuple[str, ...]
+) -> None:
     fails(capfd, *ids(folder, *options), mentions=mentions)
 
 

@@ -15,7 +15,11 @@ from vllm_core.errors import ConfigError, ModelConfigError, ModelNotFoundError, 
 from vllm_core.loader import locate
 from vllm_core.loader.source import open_model
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1.0}}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1.0},
+}
 WEIGHTS = save({"x": torch.ones(2)})
 TENSORS = [("token_embd.weight", np.zeros((4, 64), np.float32), None)]
 
@@ -108,7 +112,9 @@ def test_folder_without_config_is_an_error(tmp_path):
         open_model(ModelConfig(model=str(tmp_path)))
 
 
-@pytest.mark.parametrize("name", ["./no/such", "/no/such/model", "missing.gguf", "a/b/c", "", "  ", "name with spaces", "x" * 5000, "a\0b"])
+@pytest.mark.parametrize(
+    "name", ["./no/such", "/no/such/model", "missing.gguf", "a/b/c", "", "  ", "name with spaces", "x" * 5000, "a\0b"]
+)
 def test_path_that_does_not_exist_never_asks_the_hub(name, four_parts):
     with pytest.raises(ModelNotFoundError, match="does not exist") as caught:
         open_model(ModelConfig(model=name))

@@ -120,6 +120,7 @@ class Sequences:
             seq_lens=torch.tensor(lengths, dtype=int32),
             sample_rows=torch.tensor(starts[1:], dtype=torch.int64) - 1,
             sample_slots=torch.tensor([s for s, _ in rows], dtype=torch.int64),
+            sample_lengths=torch.tensor(lengths, dtype=int32),
             slot_mapping=tuple(torch.tensor(m, dtype=torch.int64) for m in mapping),
             block_tables=tuple(
                 torch.tensor([self._row(g, s, begin, width) for (s, _), begin in zip(rows, begins, strict=True)], dtype=int32)

@@ -29,9 +29,8 @@ def _apply(step):
 def test_update_and_build_equal_a_plain_model(seed, shape_class) -> None:
     step = StepRecipe(seed, shape_class)
     state = StepRecipe(seed + 1, shape_class).state()
-    packed = step.packed()
-    batch.batch_update(state, packed)
-    got = batch.build_step(state, packed)
+    batch.batch_update(state, *step.arguments())
+    got = batch.build_step(state, *step.arguments())
     tokens, tables, computed = _apply(step)
     ids, positions, slots, lengths, sampled = [], [], [], [], []
     mapping: list[list[int]] = [[] for _ in state.tokens_per_block]
@@ -50,6 +49,7 @@ def test_update_and_build_equal_a_plain_model(seed, shape_class) -> None:
     assert got.slots.tolist() == slots
     assert got.seq_lens.tolist() == lengths
     assert list(zip(got.sample_rows.tolist(), got.sample_slots.tolist(), strict=True)) == sampled
+    assert got.sample_lengths.tolist() == [n for n, row in zip(lengths, step.steps, strict=True) if row[2]]
     assert [m.tolist() for m in got.slot_mapping] == mapping
     for group, table in enumerate(got.block_tables):
         for row, slot in enumerate(slots):
@@ -61,7 +61,7 @@ def test_an_admitted_slot_keeps_nothing_of_its_last_owner() -> None:
     state = step.state()
     for table in state.block_tables:
         table.fill_(77)
-    batch.batch_update(state, step.packed())
+    batch.batch_update(state, *step.arguments())
     slot, used = step.steps[0][0], {(group, index) for group, _, index, _ in step.blocks}
     for group, table in enumerate(state.block_tables):
         assert [i for i, block in enumerate(table[slot].tolist()) if block] == sorted(i for g, i in used if g == group)
@@ -73,8 +73,8 @@ def test_an_admitted_slot_keeps_nothing_of_its_last_owner() -> None:
 @given(st.integers(0, 10**6), _CLASSES)
 def test_advance_appends_each_sampled_token_once(seed, shape_class) -> None:
     step = StepRecipe(seed, shape_class)
-    state, packed = step.state(), step.packed()
-    got = batch.build_step(state, packed)
+    state = step.state()
+    got = batch.build_step(state, *step.arguments())
     before = state.tokens.clone()
     new = torch.arange(len(got.sample_slots), dtype=torch.int32)[:, None] + 10**6
     batch.advance(state, got, new)
@@ -88,8 +88,8 @@ def test_advance_appends_each_sampled_token_once(seed, shape_class) -> None:
 
 def test_a_token_that_does_not_fit_goes_nowhere() -> None:
     step = StepRecipe(1, "one_sequence")
-    state, packed = step.state(), step.packed()
-    got = batch.build_step(state, packed)
+    state = step.state()
+    got = batch.build_step(state, *step.arguments())
     got.seq_lens.fill_(state.tokens.shape[1])
     before = state.tokens.clone()
     batch.advance(state, got, torch.full((len(got.sample_slots), 1), 9, dtype=torch.int32))

@@ -165,7 +165,7 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
 def test_a_chat_may_use_the_rest_of_the_context(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="smol", messages=HI, temperature=0, extra_body={"ignore_eos": True})
     assert answer.usage is not None
-    assert answer.usage.total_tokens == 512
+    assert answer.usage.total_tokens == 128
     assert answer.choices[0].finish_reason == "length"
 
 
@@ -254,9 +254,8 @@ def test_embeddings_of_an_encoder(model_file: Callable[[str], Path], tmp_path: P
         floats = client.embeddings.create(model="mini", input=texts[0], encoding_format="float").data[0].embedding
         assert floats == pytest.approx(cat, abs=1e-5)
         assert len(client.embeddings.create(model="mini", input=texts[0], dimensions=64).data[0].embedding) == 64
-        for input_, param in (("", "prompt"), ("word " * 1000, "prompt")):
-            with pytest.raises(openai.BadRequestError) as caught:
-                client.embeddings.create(model="mini", input=input_)
-            assert caught.value.param == param
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.embeddings.create(model="mini", input="word " * 1000)
+        assert caught.value.param == "prompt"
         with pytest.raises(openai.BadRequestError, match="runner"):
             client.completions.create(model="mini", prompt="a")

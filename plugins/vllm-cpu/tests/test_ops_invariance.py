@@ -94,9 +94,9 @@ def test_random_numbers_are_those_of_the_specification() -> None:
 def test_views_follow_the_state_they_were_made_for(own_ops) -> None:
     states = [StepRecipe(seed, "mixed").state() for seed in range(12)]
     for state in states * 2:
-        own_ops["batch_update"](state, StepRecipe(3, "mixed").packed())
+        own_ops["batch_update"](state, *StepRecipe(3, "mixed").arguments())
     fresh = check.reference()
     for seed, state in enumerate(states):
         expected = StepRecipe(seed, "mixed").state()
-        fresh.ops["batch_update"](expected, StepRecipe(3, "mixed").packed())
+        fresh.ops["batch_update"](expected, *StepRecipe(3, "mixed").arguments())
         assert torch.equal(state.tokens, expected.tokens)

@@ -96,6 +96,7 @@ class StepInputs:
     seq_lens      int32 [S]       length of each sequence after the step
     sample_rows   int64 [R]       index in T of the token whose logits are sampled
     sample_slots  int64 [R]
+    sample_lengths  int32 [R]     length of the sequence, the token to be sampled not counted
     slot_mapping  per KV group: int64 [T]    block * tokens_per_block + offset
     block_tables  per KV group: int32 [S, max_blocks of this step]
 
@@ -109,6 +110,7 @@ class StepInputs:
     seq_lens: torch.Tensor
     sample_rows: torch.Tensor
     sample_slots: torch.Tensor
+    sample_lengths: torch.Tensor
     slot_mapping: tuple[torch.Tensor, ...]
     block_tables: tuple[torch.Tensor, ...]
     num_tokens: int

@@ -197,15 +197,16 @@ _ALL = (
     # batch: the device-resident state
     _spec(
         "batch_update",
-        "(BatchState state!, int32[W] packed)",
-        "Applies the packed difference of vllm_core.api.batch: admits, tokens, block rows, extras.",
+        "(BatchState state!, int32[W] packed, int[HEADER_WORDS] header)",
+        "Applies the packed difference of vllm_core.api.batch: admits, tokens, block rows, extras. header is the buffer's "
+        "first words, on the host: shapes come from it without asking the device.",
         "batch",
         _EXACT,
         family="batch",
     ),
     _spec(
         "build_step",
-        "(BatchState state, int32[W] packed) -> StepInputs",
+        "(BatchState state, int32[W] packed, int[HEADER_WORDS] header) -> StepInputs",
         "Gathers the step's inputs from the state and the rows of `steps`.",
         "batch",
         _EXACT,
@@ -254,6 +255,12 @@ _ALL = (
         "(float32[R,V] logits, int64[R] tokens, int k) -> Logprobs",
         "log_softmax of the logits at the tokens, their rank (1 = largest; ties do not lower it), and the k largest.",
         "sampling",
+    ),
+    _spec(
+        "soft_cap",
+        "(float32[R,V] logits!, float cap)",
+        "logits = cap * tanh(logits / cap), in place.",
+        "activation",
     ),
     # comm
     _spec("all_reduce", "(float[T,H] x!, int group)", "x = sum over the group's ranks.", "comm", family="comm"),

@@ -156,8 +156,9 @@ class ComposedProgram(StepProgram):
         packed = self._stage(delta.packed)
         self._turn = (self._turn + 1) % STAGES
         self._mirror_features(delta.packed)
-        self._batch_update(self.state, packed)
-        inputs: StepInputs = self._build_step(self.state, packed)
+        header = delta.packed[: layout.HEADER_WORDS].tolist()
+        self._batch_update(self.state, packed, header)
+        inputs: StepInputs = self._build_step(self.state, packed, header)
         hidden = self._model.forward(inputs, self._kv)
         if key.tail == "pool":
             return self._pool_tail(inputs, hidden)
@@ -201,8 +202,7 @@ class ComposedProgram(StepProgram):
         logprobs: Logprobs | None = None
         if count:
             logits = self._logits_of(inputs, hidden, count)
-            slots = inputs.sample_slots
-            lengths = inputs.seq_lens if count == inputs.num_rows else inputs.positions[inputs.sample_rows] + 1
+            slots, lengths = inputs.sample_slots, inputs.sample_lengths
             raw = logits.clone() if key.features & layout.F_LOGPROBS and key.features & _ADJUST else logits
             if key.features & _ADJUST:
                 self._adjust(logits, self.state, slots, lengths, key.features)

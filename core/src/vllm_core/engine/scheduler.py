@@ -58,6 +58,11 @@ class ScheduledStep:
         """Rows of the step."""
         return len(self.rows)
 
+    @property
+    def num_sampled(self) -> int:
+        """Rows of the step that bring a token."""
+        return int(self.delta.packed[batch.H_NUM_SAMPLED])
+
 
 class Scheduler:
     """Continuous batching with chunked prefill, prefix caching and preemption. Imports no torch; one thread calls it."""

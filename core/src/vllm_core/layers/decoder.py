@@ -134,6 +134,7 @@ class Decoder:
         # transformers rounds the scale to the model's dtype before it multiplies.
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self._dtype))
         self._embed = ops.get("embedding", "embedding")
+        self._soft_cap = ops.get("soft_cap", "tail") if spec.logit_soft_cap else None
         self._rms_norm = ops.get("rms_norm", "norm")
         self._add_rms_norm = ops.get("add_rms_norm", "norm")
         self._workspace = Workspace(spec, device, max_tokens)
@@ -169,8 +170,8 @@ class Decoder:
         """Write float32 [R, V] from hidden rows [R, H]."""
         assert self._head is not None, "a pooling model has no head"
         self._linear(out, rows, self._head.packed)
-        if cap := self._spec.logit_soft_cap:
-            out.div_(cap).tanh_().mul_(cap)
+        if self._soft_cap is not None:
+            self._soft_cap(out, self._spec.logit_soft_cap)
 
     def _expected(self) -> WeightLoader:
         spec = self._spec

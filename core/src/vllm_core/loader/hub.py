@@ -119,12 +119,13 @@ def _relative(folder: Path) -> Iterable[str]:
 
 
 def _unreachable(error: Exception) -> bool:
-    import httpx
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     if isinstance(error, HfHubHTTPError):
         return error.response is not None and error.response.status_code >= 500
-    return isinstance(error, (httpx.TransportError, OfflineModeIsEnabled, ConnectionError, TimeoutError))
+    # By name: which HTTP library raises it (requests, httpx, httpx2) depends on the version of huggingface_hub.
+    transport = any(kind.__name__ in ("TransportError", "RequestException") for kind in type(error).__mro__)
+    return transport or isinstance(error, (OfflineModeIsEnabled, ConnectionError, TimeoutError))
 
 
 def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:

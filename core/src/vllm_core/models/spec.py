@@ -145,6 +145,8 @@ class ModelSpec:
             sites.append(("encoder_attention", "attention"))
         if self.pooling is not None:
             sites.append(("pool", "tail"))
+        if self.logit_soft_cap:
+            sites.append(("soft_cap", "tail"))
         sites += [(op, "state") for op in ("batch_update", "build_step", "advance")]
         sites += [(op, "tail") for op in ("logit_adjust", "grammar_mask", "sample", "log_probabilities")]
         return tuple(sites)

@@ -39,3 +39,8 @@ def gated_activation(out: Tensor, x: Tensor, kind: str) -> None:
 def activation(out: Tensor, x: Tensor, kind: str) -> None:
     """``out = f(x)``."""
     out.copy_(_function(kind)(x.float()))
+
+
+def soft_cap(logits: Tensor, cap: float) -> None:
+    """``logits[R,V] = cap * tanh(logits / cap)`` in place."""
+    logits.div_(cap).tanh_().mul_(cap)

@@ -1,12 +1,13 @@
 """References: the device-resident batch state.
 
-The header of the packed buffer is read on the host, because the shapes of the step depend on it: one wait for the
-copy of 16 words where a device is asynchronous. Everything else is computed on the device. Entries that do not
+The shapes of the step come from the header, which the caller gives on the host; everything else is computed on the
+device. Entries that do not
 concern a table are written to the padding row, so that no shape depends on values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,6 @@ from vllm_core.api.batch import BatchState, StepInputs
 
 
 class _Sections(NamedTuple):
-    header: list[int]
     admits: Tensor
     tokens: Tensor
     blocks: Tensor
@@ -25,20 +25,19 @@ class _Sections(NamedTuple):
     steps: Tensor
 
 
-def _sections(packed: Tensor) -> _Sections:
-    header = packed[: layout.HEADER_WORDS].tolist()
+def _sections(packed: Tensor, header: Sequence[int]) -> _Sections:
     counts = [header[i] for i in (layout.H_ADMITTED, layout.H_TOKENS, layout.H_BLOCKS, layout.H_EXTRA, layout.H_SCHEDULED)]
     widths = (layout.ADMIT_WORDS, 1, 4, 5, 4)
     begin, parts = layout.HEADER_WORDS, []
     for count, width in zip(counts, widths, strict=True):
         parts.append(packed[begin : begin + count * width].view(count, width))
         begin += count * width
-    return _Sections(header, *parts)
+    return _Sections(*parts)
 
 
-def batch_update(state: BatchState, packed: Tensor) -> None:
+def batch_update(state: BatchState, packed: Tensor, header: Sequence[int]) -> None:
     """Apply the packed difference: admits, their tokens, block rows, extras."""
-    parts = _sections(packed)
+    parts = _sections(packed, header)
     if len(parts.admits):
         _admit(state, parts.admits, parts.tokens[:, 0])
     if len(parts.blocks):
@@ -78,9 +77,9 @@ def _extras(state: BatchState, extras: Tensor) -> None:
     _put(state.bad_words, state.num_slots, kind == layout.E_BAD_WORD, slots, columns, first)
 
 
-def build_step(state: BatchState, packed: Tensor) -> StepInputs:
+def build_step(state: BatchState, packed: Tensor, header: Sequence[int]) -> StepInputs:
     """Gather the step's inputs."""
-    header, *_, steps = _sections(packed)
+    steps = _sections(packed, header).steps
     num_tokens, num_rows, num_sampled = header[layout.H_NUM_TOKENS], len(steps), header[layout.H_NUM_SAMPLED]
     max_seq = header[layout.H_MAX_SEQ]
     slots, count, sampled, _ = steps.unbind(1)
@@ -104,6 +103,7 @@ def build_step(state: BatchState, packed: Tensor) -> StepInputs:
         seq_lens=computed + count,
         sample_rows=(query_start[1:][chosen] - 1).long(),
         sample_slots=slots[chosen].long(),
+        sample_lengths=(computed + count)[chosen],
         slot_mapping=tuple(mapping),
         block_tables=tuple(tables),
         num_tokens=num_tokens,

@@ -148,25 +148,30 @@ class StepRecipe:
         header[layout.H_MAX_SEQ] = self.max_seq
         return torch.tensor(header + [word for section in sections for row in section for word in row], dtype=torch.int32)
 
+    def arguments(self) -> tuple[Tensor, list[int]]:
+        """The packed buffer, and its header on the host."""
+        packed = self.packed()
+        return packed, packed[: layout.HEADER_WORDS].tolist()
+
     def state(self) -> BatchState:
         """A state to which the step has been applied."""
         from vllm_core.ops.batch import batch_update as apply
 
         state = empty_state(self.num_slots)
-        apply(state, self.packed())
+        apply(state, *self.arguments())
         return state
 
 
 def batch_update(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """A state whose slots were all used before, and a difference that takes most of them anew."""
     before, step = StepRecipe(seed + 1000, shape_class), StepRecipe(seed, shape_class)
-    return before.state(), step.packed()
+    return before.state(), *step.arguments()
 
 
 def build_step(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """A mix of prefill, chunks and decode."""
     step = StepRecipe(seed, shape_class)
-    return step.state(), step.packed()
+    return step.state(), *step.arguments()
 
 
 def advance(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
@@ -174,8 +179,8 @@ def advance(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     from vllm_core.ops.batch import build_step as gather
 
     step = StepRecipe(seed, shape_class)
-    state, packed = step.state(), step.packed()
-    inputs = gather(state, packed)
+    state = step.state()
+    inputs = gather(state, *step.arguments())
     tokens = torch.tensor(step.random.tokens(len(inputs.sample_slots), step.vocab), dtype=torch.int32)
     return state, inputs, tokens.view(-1, 1)
 

@@ -127,6 +127,11 @@ def activation(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     return _like(x), x, ("silu", "gelu", "gelu_tanh", "relu")[seed % 4]
 
 
+def soft_cap(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """float32 logits well beyond the cap."""
+    return _normal(_generator(seed), "float32", shape_of(shape_class).num_tokens, _VOCAB) * 50, 30.0
+
+
 def linear_pack(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """A weight; odd seeds have a bias."""
     weight = linear(dtype, seed, shape_class)[2]
@@ -265,7 +270,7 @@ SHAPE_CLASSES: dict[str, tuple[str, ...]] = {
         *("gated_activation", "activation", "linear_pack", "linear", "kv_bind", "kv_write", "paged_attention", "kv_copy"),
         *("kv_export", "kv_import", "qk_norm_rope_kv_write", "encoder_attention", "pool", "batch_update", "build_step"),
         *("advance", "logit_adjust", "grammar_mask", "sample", "log_probabilities", "all_reduce", "all_gather"),
-        "reduce_scatter",
+        *("reduce_scatter", "soft_cap"),
     )
 }
 """Shape classes of each op."""

@@ -133,6 +133,7 @@ class Runner:
             seq_lens=_int32(lengths),
             sample_rows=torch.tensor(starts[1:]) - 1,
             sample_slots=torch.arange(len(rows)),
+            sample_lengths=_int32(lengths),
             slot_mapping=tuple(torch.tensor(s) for s in slots),
             block_tables=tuple(self._table(rows, index) for index in range(len(self.groups))),
             num_tokens=len(ids),

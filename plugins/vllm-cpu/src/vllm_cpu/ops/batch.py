@@ -5,6 +5,7 @@ Oracle: `vllm_core.ops.batch`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,12 @@ _FEW = 16
 """Block rows up to which a plain loop beats indexing with arrays."""
 
 
-def batch_update(state: BatchState, packed: Tensor) -> None:
+def batch_update(state: BatchState, packed: Tensor, header: Sequence[int]) -> None:
     """Apply the packed difference."""
-    words: Int32s = packed.numpy()
-    header = words[:_HEADER].tolist()
     admitted, known, blocks, extra = (header[i] for i in (layout.H_ADMITTED, layout.H_TOKENS, layout.H_BLOCKS, layout.H_EXTRA))
     if not (admitted or blocks or extra):
         return
+    words: Int32s = packed.numpy()
     view = views(state)
     at = _HEADER + admitted * layout.ADMIT_WORDS
     if admitted:
@@ -70,10 +70,9 @@ def _extras(view: Views, rows: Int32s) -> None:
     view.bad_words[bad[:, 1], bad[:, 2]] = bad[:, 3]
 
 
-def build_step(state: BatchState, packed: Tensor) -> StepInputs:
+def build_step(state: BatchState, packed: Tensor, header: Sequence[int]) -> StepInputs:
     """Gather the step's inputs into fresh tensors."""
     words: Int32s = packed.numpy()
-    header = words[:_HEADER].tolist()
     view = views(state)
     num_rows, num_tokens = header[layout.H_SCHEDULED], header[layout.H_NUM_TOKENS]
     begin = _HEADER + header[layout.H_ADMITTED] * layout.ADMIT_WORDS + header[layout.H_TOKENS]
@@ -99,15 +98,17 @@ def build_step(state: BatchState, packed: Tensor) -> StepInputs:
         for table, size in zip(view.tables, state.tokens_per_block, strict=True)
     ]
     all_sampled = header[layout.H_NUM_SAMPLED] == num_rows
+    lengths = computed + counts
     chosen = slice(None) if all_sampled else sampled.nonzero()[0]
     return StepInputs(
         token_ids=torch.from_numpy(view.tokens[token_slots, positions]),
         positions=torch.from_numpy(positions),
         slots=torch.from_numpy(slots.astype(np.int32)),
         query_start=torch.from_numpy(query_start),
-        seq_lens=torch.from_numpy(computed + counts),
+        seq_lens=torch.from_numpy(lengths),
         sample_rows=torch.from_numpy(query_start[1:][chosen].astype(np.int64) - 1),
         sample_slots=torch.from_numpy(slots[chosen]),
+        sample_lengths=torch.from_numpy(lengths[chosen]),
         slot_mapping=tuple(mapping),
         block_tables=tuple(tables),
         num_tokens=num_tokens,
@@ -142,6 +143,7 @@ def _build_decode(view: Views, slots: Int32s, longest: int) -> StepInputs:
         seq_lens,
         sample_rows,
         sample_slots,
+        seq_lens,
         tuple(mapping),
         tuple(tables),
         num_tokens=count,
