@@ -190,9 +190,9 @@ def _configure(config: EngineConfig, plan: Plan) -> tuple[EngineConfig, dict[str
     from vllm_core.registry.load import open_platform
 
     flat = {name: value for group in config for name, value in group[1]}
+    explicit = frozenset(name for _, group in config for name in group.model_fields_set)
     flat["dtype"], flat["memory_bytes"] = plan.dtype, plan.device.memory_bytes
-    patch = open_platform(plan).configure(flat)
-    explicit = {name for _, group in config for name in group.model_fields_set}
+    patch = open_platform(plan).configure(flat, explicit)
     clash = explicit & set(patch.changes)
     if clash:
         raise ConfigError(

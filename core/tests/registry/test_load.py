@@ -26,7 +26,7 @@ def test_a_good_plugin_loads_with_its_manifest(loading, source):
     loaded = loading(source("fake"))
     assert isinstance(loaded, Loaded)
     assert loaded.manifest.name == "fake"
-    assert loaded.configure({}).changes == {}
+    assert loaded.configure({}, frozenset()).changes == {}
     assert loaded.programs(DEVICE) == ()
 
 

@@ -32,7 +32,7 @@ def test_entry_point_of_the_group_is_this_plugin() -> None:
 def test_plugin_manifest_probe_and_offers_import_no_torch() -> None:
     code = (
         "import sys; from vllm_cpu import plugin; plugin.manifest(); r = plugin.probe(); plugin.offers(r.devices[0]);"
-        "plugin.configure({}); assert 'torch' not in sys.modules and 'pydantic' not in sys.modules"
+        "plugin.configure({}, frozenset()); assert 'torch' not in sys.modules and 'pydantic' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -61,18 +61,18 @@ def test_kv_layout_counts_keys_and_values() -> None:
     assert generic.kv_layout(group, "bfloat16", 16).block_bytes == 2 * 16 * 3 * 64 * 2
 
 
-@pytest.mark.parametrize(
-    "option",
-    [{"kv_cache_memory_bytes": 5}, {"num_gpu_blocks_override": 5}, {"device_memory_utilization": 0.5}, {"memory_bytes": 0}],
-)
+@pytest.mark.parametrize("option", sorted(platform.SIZES))
 def test_a_size_the_user_gave_is_left_alone(option) -> None:
-    config = {"memory_bytes": 64 << 30, "device_memory_utilization": 0.9, **option}
-    assert platform.configure(config).changes == {}
+    assert platform.configure({"memory_bytes": 64 << 30}, frozenset({option})).changes == {}
+
+
+def test_an_unknown_memory_size_changes_nothing() -> None:
+    assert platform.configure({"memory_bytes": 0}, frozenset()).changes == {}
 
 
 @pytest.mark.parametrize(("memory", "size"), [(64 << 30, 4 << 30), (2 << 30, 512 << 20)])
 def test_the_kv_cache_takes_a_bounded_share_and_says_so(memory, size) -> None:
-    patch = platform.configure({"memory_bytes": memory, "device_memory_utilization": 0.9, "kv_cache_memory_bytes": None})
+    patch = platform.configure({"memory_bytes": memory}, frozenset({"model"}))
     assert patch.changes == {"kv_cache_memory_bytes": size}
     assert set(patch.reasons) == set(patch.changes)
 

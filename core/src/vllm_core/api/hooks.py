@@ -60,11 +60,11 @@ class PlatformSpec:
         """
 
     @hookspec(firstresult=True)
-    def configure(self, config: Mapping[str, Any]) -> ConfigPatch:  # type: ignore[empty-body]
+    def configure(self, config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatch:  # type: ignore[empty-body]
         """Adapt a complete configuration.
 
-        Called once, on the chosen plugin alone, with every option resolved except those that this hook may
-        change. Pure. Changing an option that the user set explicitly is an error.
+        Called once, on the chosen plugin alone, with every option at its value and the names of those that the user
+        set. Pure. Changing an explicit option is an error.
         """
 
     @hookspec(firstresult=True)

@@ -81,9 +81,9 @@ class Loaded:
         report: ProbeReport = self._call("probe", ProbeReport)
         return report
 
-    def configure(self, config: Mapping[str, Any]) -> ConfigPatch:
-        """Ask for the platform's changes to a complete configuration."""
-        patch: ConfigPatch = self._call("configure", ConfigPatch, config=config)
+    def configure(self, config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatch:
+        """Ask for the platform's changes to a complete configuration of which the user set ``explicit``."""
+        patch: ConfigPatch = self._call("configure", ConfigPatch, config=config, explicit=explicit)
         return patch
 
     def programs(self, device: DeviceFacts) -> tuple[ProgramOffer, ...]:

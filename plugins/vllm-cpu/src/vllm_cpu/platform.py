@@ -10,18 +10,17 @@ from vllm_core.api import ConfigPatch, DeviceFacts
 
 from vllm_cpu import native
 
-DEFAULT_UTILIZATION = 0.9
-"""Core's default: a fraction that suits a device of its own, not a host that others use too."""
+SIZES = frozenset({"kv_cache_memory_bytes", "num_gpu_blocks_override", "device_memory_utilization"})
+"""Options by which a user sizes the KV cache. Core's default, most of the memory, does not suit a host that others use."""
 
 KV_SHARE = 0.25
 KV_LIMIT_BYTES = 4 << 30
 
 
-def configure(config: Mapping[str, Any]) -> ConfigPatch:
+def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatch:
     """Give the KV cache a quarter of the memory, 4 GiB at most, unless the user sized it."""
-    sized = config.get("kv_cache_memory_bytes") or config.get("num_gpu_blocks_override")
     memory = int(config.get("memory_bytes", 0))
-    if sized or not memory or config.get("device_memory_utilization") != DEFAULT_UTILIZATION:
+    if explicit & SIZES or not memory:
         return ConfigPatch(changes={}, reasons={})
     size = min(int(memory * KV_SHARE), KV_LIMIT_BYTES)
     return ConfigPatch(

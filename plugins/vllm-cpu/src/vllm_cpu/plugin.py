@@ -80,9 +80,9 @@ def probe() -> ProbeReport:
 
 
 @hookimpl
-def configure(config: Mapping[str, Any]) -> ConfigPatch:
+def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatch:
     """Bound the KV cache, which would otherwise take most of the host's memory."""
-    return platform.configure(config)
+    return platform.configure(config, explicit)
 
 
 @hookimpl
