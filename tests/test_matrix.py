@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("vllm_cpu")
 
-from vllm_core.api import CAPABILITIES, Full, NotImplementedYet, Partial, Unsupported, Versioned
-
 from tools import matrix
+from vllm_core.api import CAPABILITIES, Full, NotImplementedYet, Partial, Unsupported, Versioned
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from vllm_conformance import opcheck
 from vllm_conformance.__main__ import main
 from vllm_core.api import Offer, UnsupportedError

@@ -6,6 +6,7 @@ import importlib
 import types
 
 import pytest
+
 from vllm_conformance.patches import Change, snapshot
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from vllm_core.errors import VLLMCoreError
-
 from vllm_conformance.opcheck import SEEDS
+from vllm_core.errors import VLLMCoreError
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from vllm_conformance import opcheck
+from vllm_conformance.patches import Change, snapshot
 from vllm_core.errors import UnknownPlatformError, nearest
 from vllm_core.registry.discover import find
 from vllm_core.registry.load import Loaded, load
-
-from vllm_conformance import opcheck
-from vllm_conformance.patches import Change, snapshot
 
 
 def changes_by(platform: str, model: str | None = None) -> tuple[Change, ...]:

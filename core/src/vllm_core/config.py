@@ -42,7 +42,7 @@ class ModelConfig(_Settings):
     hf_overrides: dict[str, Any] = Field(default_factory=dict, description="values that replace those of config.json")
     served_model_name: list[str] = Field(default_factory=list, description="names that the server answers to")
     trust_remote_code: Literal[False] = Field(False, description="code in a model repository is never run")
-    seed: int = Field(0, description="seed of dummy weights and of requests that bring none")
+    seed: int = Field(0, description="seed of dummy weights")
 
 
 class CacheConfig(_Settings):

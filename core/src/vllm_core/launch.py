@@ -168,21 +168,39 @@ def blueprint(options: Mapping[str, Any]) -> Blueprint:
     plan = select.plan(needs, found, failed)
     config, reasons = _configure(config, plan)
     if reasons:
-        needs = replace(needs_of(config, source), platform=plan.platform)
-        plan = select.plan(needs, found, failed)
-        plan = replace(plan, reasons={**plan.reasons, **reasons})
+        pinned = replace(needs_of(config, source), platform=f"{plan.distribution}:{plan.entry_point}")
+        plan = _settle(plan, select.plan(pinned, found, failed), reasons)
     spec, runner, _ = describe(config, source)
-    length = config.model.max_model_len or spec.max_position
-    if length > spec.max_position:
-        raise ConfigError(
-            "Context is longer than the model's",
-            on="max_model_len",
-            found=str(length),
-            expected=f"at most {spec.max_position} tokens",
-            fix=f"--max-model-len {spec.max_position}, or give the model a RoPE scaling with --hf-overrides",
-        )
+    length = _context(config, spec)
     config = _step_limits(config, spec, runner, length)
     return Blueprint(config, source, spec, plan, runner, length, config.model.max_model_len is not None)
+
+
+def _settle(chosen: Plan, settled: Plan, reasons: Mapping[str, str]) -> Plan:
+    """The Plan after the platform's changes; why the platform was chosen, and over whom, is what the first choice says."""
+    platforms = [one for one in chosen.rejected if one.subject == "platform"]
+    offers = [one for one in settled.rejected if one.subject != "platform"]
+    return replace(
+        settled,
+        reasons={**settled.reasons, "platform": chosen.reasons["platform"], **reasons},
+        rejected=(*platforms, *offers),
+        notes=chosen.notes,
+    )
+
+
+def _context(config: EngineConfig, spec: ModelSpec) -> int:
+    """Tokens of the longest sequence asked for. Raises ConfigError for more than the model can address."""
+    length, most = config.model.max_model_len or spec.max_position, spec.extended_position or spec.max_position
+    if length <= most:
+        return length
+    reach = f" ({spec.max_position} without RoPE scaling)" if most != spec.max_position else ""
+    raise ConfigError(
+        "Context is longer than the model's",
+        on="max_model_len",
+        found=str(length),
+        expected=f"at most {most} tokens{reach}",
+        fix=f"--max-model-len {most}, or give the model a RoPE scaling with --hf-overrides",
+    )
 
 
 def _configure(config: EngineConfig, plan: Plan) -> tuple[EngineConfig, dict[str, str]]:
@@ -253,11 +271,20 @@ def assemble(design: Blueprint) -> Engine:
 
 
 def _build(design: Blueprint, device: Device, timings: dict[str, float]) -> Engine:
-    from vllm_core.engine.binding import BoundOps
+    from vllm_core.engine.binding import BoundOps, ProviderFailedError
     from vllm_core.engine.construct import build_core
 
     ops = BoundOps(design.plan.bindings)
-    core, budget = build_core(design, device, ops, timings)
+    try:
+        core, budget = build_core(design, device, ops, timings)
+    except ProviderFailedError:
+        raise
+    except Exception as error:
+        # Packing weights and binding the KV cache are ops too, and run outside of steps.
+        culprit = ops.culprit(error.__traceback__)
+        if culprit is None:
+            raise
+        raise ProviderFailedError.of(culprit, error) from error
     return Engine(core, design, budget, device, timings)
 
 
@@ -266,14 +293,13 @@ class _Parcel(msgspec.Struct, frozen=True):
 
     config: str
     plan: bytes
-    explicit: list[str]
+    explicit_len: bool
     max_model_len: int
 
 
 def to_bytes(design: Blueprint) -> bytes:
     """Pack a blueprint for another process of this machine."""
-    explicit = [name for _, group in design.config for name in group.model_fields_set]
-    parcel = _Parcel(design.config.model_dump_json(), explain.to_json(design.plan), explicit, design.max_model_len)
+    parcel = _Parcel(design.config.model_dump_json(), explain.to_json(design.plan), design.explicit_len, design.max_model_len)
     return msgspec.json.encode(parcel)
 
 
@@ -284,4 +310,4 @@ def from_bytes(data: bytes) -> Blueprint:
     source = open_model(config.model)
     spec, runner, _ = describe(config, source)
     plan = explain.from_json(parcel.plan)
-    return Blueprint(config, source, spec, plan, runner, parcel.max_model_len, "max_model_len" in parcel.explicit)
+    return Blueprint(config, source, spec, plan, runner, parcel.max_model_len, parcel.explicit_len)

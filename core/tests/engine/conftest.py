@@ -1,342 +1,324 @@
-"""A device in plain Python that executes packed steps, and an engine loop around the scheduler.
+"""A device in plain Python that executes packed steps, and an engine around it: no torch, no plugin.
 
-The device's "KV" of a position is that position and a hash of all tokens up to it, so a read of a foreign, stale or
-missing block is seen at once. Its "model" is the hash of the history, so tokens must not depend on batching.
+The device keeps its own batch state, as `vllm_core.api.batch` describes it, and "writes KV" as (salt, hash of the history,
+position). Each row checks that every position it attends to holds exactly that, so a block that was given away too early,
+shared wrongly or never written shows itself at once. The model's next token is a hash of seed and history.
 """
 
 from __future__ import annotations
 
-import random
+import zlib
+from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from vllm_core.api import HostLogprobs, KVGroupSpec, StepResult, batch
-from vllm_core.engine.messages import EngineRequest
-from vllm_core.engine.scheduler import GroupLimits, Scheduler, SchedulerLimits
+from vllm_core.engine.messages import EngineRequest, RequestUpdate
+from vllm_core.engine.scheduler import GroupLimits, ScheduledStep, Scheduler, SchedulerLimits
 from vllm_core.sampling_params import PoolingParams, SamplingParams
 
-VOCAB = 11
-POISON = 99
-"""A token after which the fake model's logits are not finite."""
+VOCAB = 7
 
 
-def fold(history: int, token: int) -> int:
-    return hash((history, token)) if token != POISON else -1
+def history_hash(tokens: Sequence[int], seed: int = 0) -> int:
+    return zlib.crc32(array("i", tokens).tobytes(), seed % 2**32)
 
 
-def next_token(history: int) -> int:
-    return history % VOCAB
+def next_token(tokens: Sequence[int], seed: int, banned: Sequence[int] = ()) -> int:
+    """The model: depends on nothing but the history and the seed."""
+    first = history_hash(tokens, seed)
+    return next(token for k in range(VOCAB) if (token := (first + k) % VOCAB) not in banned)
 
 
-def logprob(history: int, token: int) -> float:
-    return -float(hash((token, history)) % 1000)
+def token_logprob(tokens: Sequence[int], token: int) -> float:
+    return -((history_hash(tokens) + token) % 97) / 8
 
 
-def histories(tokens: list[int]) -> list[int]:
-    out, history = [], 7
-    for token in tokens:
-        # Poison spreads: what follows it is not finite either.
-        history = -1 if history == -1 else fold(history, token)
-        out.append(history)
-    return out
-
-
-def expected_tokens(prompt, max_tokens, stops=(), min_tokens=0, max_model_len=10**6) -> list[int]:
-    """What a request generates alone, computed without any scheduler."""
-    tokens = list(prompt)
+def expected(request: EngineRequest, max_model_len: int) -> tuple[list[int], str, int | None]:
+    """What a request brings when nothing else exists: tokens, finish reason, stop token."""
+    known, stops = list(request.prompt_token_ids), request.stop_token_ids
+    assert request.params is not None
     while True:
-        history = histories(tokens)[-1]
-        token = next_token(history)
-        if len(tokens) - len(prompt) < min_tokens and token in stops:
-            token = next(t for t in range(VOCAB) if t not in stops)
-        tokens.append(token)
-        done = len(tokens) - len(prompt)
-        if (token in stops and done > min_tokens) or done >= max_tokens or len(tokens) >= max_model_len:
-            return tokens[len(prompt) :]
+        count = len(known) - len(request.prompt_token_ids)
+        early = count < request.params.min_tokens
+        token = next_token(known, request.seed, stops if early else ())
+        known.append(token)
+        out = known[len(request.prompt_token_ids) :]
+        if token in stops and not early:
+            return out, "stop", token
+        if len(out) == request.max_tokens or len(known) == max_model_len:
+            return out, "length", None
 
 
-@dataclass
-class Slot:
-    tokens: list[int]
-    computed: int
-    features: int
-    min_len: int
-    stops: list[int]
-    admission: int
-    tables: list[dict[int, int]]
-
-
-@dataclass
 class FakeDevice:
-    groups: list[GroupLimits]
-    slots: dict[int, Slot] = field(default_factory=dict)
-    admissions: int = 0
-    in_flight: deque[set[tuple[int, int, int]]] = field(default_factory=deque)
-    reads: int = 0
+    """Applies differences and runs steps in the order in which they are given."""
 
-    def __post_init__(self):
-        self.kv = [{} for _ in self.groups]
+    def __init__(self, groups: Sequence[GroupLimits], limits: SchedulerLimits) -> None:
+        self.groups = groups
+        self.limits = limits
+        self.tokens: dict[int, list[int]] = {}
+        self.computed: dict[int, int] = {}
+        self.params: dict[int, np.ndarray] = {}
+        self.stops: dict[int, list[int]] = {}
+        self.tables: list[dict[int, dict[int, int]]] = [{} for _ in groups]
+        self.kv: list[dict[tuple[int, int], tuple[str, int, int]]] = [{} for _ in groups]
+        self.nonfinite: set[str] = set()
+        self.touched: dict[int, set[tuple[int, int]]] = {}
+        self.written: dict[int, set[tuple[int, int]]] = {}
 
-    def run(self, packed, key, num_logprobs) -> StepResult:
-        """Apply one packed difference and run its step; checks everything that a real device would get wrong silently."""
-        header, admits, tokens, blocks, extras, steps = sections(packed)
+    def run(self, step: ScheduledStep) -> StepResult:
+        self.touched, self.written = {}, {}
+        rows = self._update(step.delta.packed)
+        assert len(rows) == len(step.rows) == step.key.slots
+        result = _Results(step.delta.num_logprobs)
+        for (slot, count, sampled, first_row), (request, _, _) in zip(rows.tolist(), step.rows, strict=True):
+            assert slot == request.slot
+            assert first_row == 0
+            first = self.computed[slot]
+            known = self.tokens[slot]
+            end = first + count
+            assert count >= 1
+            assert end <= len(known) <= self.limits.max_model_len + 1
+            self._attend(slot, known, first, end, request)
+            self._prompt_logprobs(step, result, slot, first, end)
+            self.computed[slot] = end
+            if step.key.tail == "pool":
+                result.pooled.append([float(history_hash(known[:end]) % 97), float(end)])
+            if sampled:
+                assert end == len(known), "a row samples before its last token"
+                known.append(self._sample(result, slot, known, request.request_id))
+        return result.build(step)
+
+    def _update(self, packed: np.ndarray) -> np.ndarray:
+        assert packed.dtype == np.int32
+        header = packed[: batch.HEADER_WORDS]
         assert header[batch.H_VERSION] == batch.LAYOUT_VERSION
-        self._admit(admits, tokens)
-        self._tables(blocks)
-        for kind, slot, index, value, _ in extras:
-            if kind == batch.E_STOP:
-                assert index == len(self.slots[slot].stops)
-                self.slots[slot].stops.append(value)
-        counts = [count for _, count, _, _ in steps]
-        assert len({slot for slot, *_ in steps}) == len(steps) == key.slots, "a slot has two rows"
-        assert sum(counts) == header[batch.H_NUM_TOKENS] == key.tokens
-        assert max(counts) == header[batch.H_MAX_QUERY] == key.tokens_per_slot
-        assert min(counts) > 0
-        assert sum(row[2] for row in steps) == header[batch.H_NUM_SAMPLED]
-        assert max(self.slots[slot].computed + count for slot, count, *_ in steps) == header[batch.H_MAX_SEQ]
-        self._write(steps)
-        return self._read(steps, key, num_logprobs)
-
-    def _admit(self, admits, tokens):
-        at = 0
+        counts = [int(header[i]) for i in (batch.H_ADMITTED, batch.H_TOKENS, batch.H_BLOCKS, batch.H_EXTRA, batch.H_SCHEDULED)]
+        at, parts = batch.HEADER_WORDS, []
+        for count, width in zip(counts, (batch.ADMIT_WORDS, 1, 4, 5, 4), strict=True):
+            parts.append(packed[at : at + count * width].reshape(count, width))
+            at += count * width
+        assert at == len(packed)
+        admits, tokens, blocks, extras, steps = parts
+        begin = 0
         for record in admits:
-            known = int(record[batch.A_NUM_KNOWN])
-            self.admissions += 1
-            self.slots[int(record[batch.A_SLOT])] = Slot(
-                tokens=tokens[at : at + known].tolist(),
-                computed=int(record[batch.A_NUM_COMPUTED]),
-                features=int(record[batch.A_FEATURES]),
-                min_len=int(record[batch.A_MIN_LEN]),
-                stops=[],
-                admission=self.admissions,
-                tables=[{} for _ in self.groups],
-            )
-            assert 0 <= record[batch.A_NUM_COMPUTED] < known, "at least one token is computed"
-            at += known
-        assert at == len(tokens)
-
-    def _tables(self, blocks):
-        seen = set()
+            slot, known = int(record[batch.A_SLOT]), int(record[batch.A_NUM_KNOWN])
+            self.tokens[slot] = tokens[begin : begin + known, 0].tolist()
+            begin += known
+            self.computed[slot] = int(record[batch.A_NUM_COMPUTED])
+            self.params[slot] = record.copy()
+            self.stops[slot] = []
+            for table in self.tables:
+                table[slot] = {}
+        assert begin == len(tokens)
         for group, slot, index, block in blocks.tolist():
-            assert (group, slot, index) not in seen, "two rows for one table entry: their order is not defined"
-            seen.add((group, slot, index))
-            assert 0 <= block < self.groups[group].num_blocks
-            self.slots[slot].tables[group][index] = block
+            assert 0 < block < self.groups[group].num_blocks
+            self.tables[group][slot][index] = block
+        for kind, slot, index, value, _ in extras.tolist():
+            if kind == batch.E_STOP:
+                assert index == len(self.stops[slot])
+                self.stops[slot].append(value)
+        self._check_header(header, steps)
+        return steps
 
-    def _write(self, steps):
-        touched: set[tuple[int, int, int]] = set()
-        written = {}
-        for number, count, *_ in steps:
-            slot = self.slots[number]
-            history = histories(slot.tokens)
-            for group, limits in enumerate(self.groups):
-                size = limits.tokens_per_block
-                for position in range(slot.computed, slot.computed + count):
-                    block = slot.tables[group].get(position // size, batch.NULL_BLOCK)
-                    assert block != batch.NULL_BLOCK, "a live row writes to the null block"
-                    assert written.setdefault((group, block), number) == number, "two rows write to one block"
-                    for step in self.in_flight:
-                        users = {admission for g, b, admission in step if (g, b) == (group, block)}
-                        assert users <= {slot.admission}, "a block is reused while a step in flight may touch it"
-                    self.kv[group].setdefault(block, {})[position % size] = (position, history[position])
-                    touched.add((group, block, slot.admission))
-        self.in_flight.append(touched)
+    def _check_header(self, header: np.ndarray, steps: np.ndarray) -> None:
+        slots = steps[:, 0].tolist()
+        assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs
+        assert all(0 <= slot < self.limits.max_num_seqs for slot in slots)
+        assert header[batch.H_NUM_TOKENS] == steps[:, 1].sum() <= self.limits.max_num_batched_tokens
+        assert header[batch.H_NUM_SAMPLED] == steps[:, 2].sum()
+        assert header[batch.H_MAX_QUERY] == steps[:, 1].max()
+        assert header[batch.H_MAX_SEQ] >= max(self.computed[s] + n for s, n in steps[:, :2].tolist())
 
-    def _read(self, steps, key, num_logprobs) -> StepResult:
-        sampled, flags, chosen, prompt, pooled = [], [], [], [], []
-        for number, count, is_sampled, _ in steps:
-            slot = self.slots[number]
-            history = histories(slot.tokens)
-            end = slot.computed + count
-            for position in range(slot.computed, end):
-                self._attend(slot, position, history)
-            wants_prompt = slot.features & batch.F_PROMPT_LOGPROBS and key.features & batch.F_PROMPT_LOGPROBS
-            if wants_prompt:
-                following = [*slot.tokens, 0]
-                prompt += [(history[p], following[p + 1]) for p in range(slot.computed, end)]
-            slot.computed = end
-            assert end <= len(slot.tokens)
-            if key.tail == "pool":
-                assert end == len(slot.tokens), "a pooled prompt is computed whole"
-                pooled.append([float(history[-1] % 1000), float(count)])
-                continue
-            assert is_sampled == (end == len(slot.tokens))
-            if is_sampled:
-                token = next_token(history[-1])
-                if len(slot.tokens) < slot.min_len and token in slot.stops:
-                    token = next(t for t in range(VOCAB) if t not in slot.stops)
-                sampled.append(token)
-                flags.append(history[-1] == -1)
-                chosen.append((history[-1], token))
-                slot.tokens.append(token)
+    def _attend(self, slot: int, known: list[int], first: int, end: int, request) -> None:
+        """Write positions first..end-1, then read all that their queries attend to."""
+        salt = request.request.salt
+        hashes = [history_hash(known[: i + 1]) for i in range(end)]
+        touched, written = set(), set()
+        for group, limits in enumerate(self.groups):
+            size, window, table = limits.tokens_per_block, limits.spec.window, self.tables[group][slot]
+            for position in range(first, end):
+                block = table.get(position // size, batch.NULL_BLOCK)
+                assert block != batch.NULL_BLOCK, f"position {position} has no block"
+                self.kv[group][block, position % size] = (salt, hashes[position], position)
+                written.add((group, block))
+            begin = 0 if window is None else max(0, first - window + 1)
+            for position in range(begin, end):
+                block = table.get(position // size, batch.NULL_BLOCK)
+                assert block != batch.NULL_BLOCK, f"position {position} is read from the null block"
+                assert self.kv[group].get((block, position % size)) == (salt, hashes[position], position)
+                touched.add((group, block))
+        self.touched[id(request)], self.written[id(request)] = touched | written, written
+
+    def _sample(self, result: _Results, slot: int, known: list[int], request_id: str) -> int:
+        record = self.params[slot]
+        seed = int(record.view(np.uint32)[batch.A_SEED_LOW]) | int(record.view(np.uint32)[batch.A_SEED_HIGH]) << 32
+        banned = self.stops[slot] if len(known) < record[batch.A_MIN_LEN] else ()
+        token = next_token(known, seed, banned)
+        result.tokens.append(token)
+        result.nonfinite.append(request_id in self.nonfinite)
+        result.logprobs.append((token_logprob(known, token), token + 1))
+        return token
+
+    def _prompt_logprobs(self, step: ScheduledStep, result: _Results, slot: int, first: int, end: int) -> None:
+        if step.key.features & int(self.params[slot][batch.A_FEATURES]) & batch.F_PROMPT_LOGPROBS:
+            known = [*self.tokens[slot], 0]
+            result.prompt += [(token_logprob(known[: p + 1], known[p + 1]), known[p + 1] + 1) for p in range(first, end)]
+
+
+class _Results:
+    def __init__(self, num_logprobs: int) -> None:
+        self.num_logprobs = num_logprobs
+        self.tokens: list[int] = []
+        self.nonfinite: list[bool] = []
+        self.logprobs: list[tuple[float, int]] = []
+        self.prompt: list[tuple[float, int]] = []
+        self.pooled: list[list[float]] = []
+
+    def build(self, step: ScheduledStep) -> StepResult:
+        features = step.key.features
         return StepResult(
-            tokens=np.array(sampled, dtype=np.int32).reshape(-1, 1),
-            counts=np.ones(len(sampled), dtype=np.int32),
-            nonfinite=np.array(flags, dtype=bool),
-            logprobs=host_logprobs(chosen, num_logprobs) if key.features & batch.F_LOGPROBS else None,
-            prompt_logprobs=host_logprobs(prompt, num_logprobs) if prompt else None,
-            pooled=np.array(pooled, dtype=np.float32) if key.tail == "pool" else None,
+            tokens=np.array(self.tokens, dtype=np.int32).reshape(-1, 1),
+            counts=np.ones(len(self.tokens), dtype=np.int32),
+            nonfinite=np.array(self.nonfinite, dtype=bool),
+            logprobs=self._host(self.logprobs) if features & batch.F_LOGPROBS else None,
+            prompt_logprobs=self._host(self.prompt) if features & batch.F_PROMPT_LOGPROBS else None,
+            pooled=np.array(self.pooled, dtype=np.float32) if self.pooled else None,
         )
 
-    def _attend(self, slot, position, history):
-        for group, limits in enumerate(self.groups):
-            window = limits.spec.window
-            first = 0 if window is None else max(0, position - window + 1)
-            for past in range(first, position + 1):
-                block = slot.tables[group].get(past // limits.tokens_per_block, batch.NULL_BLOCK)
-                assert block != batch.NULL_BLOCK, "the null block is read"
-                content = self.kv[group][block].get(past % limits.tokens_per_block)
-                assert content == (past, history[past]), "a block holds another sequence's token"
-                self.in_flight[-1].add((group, block, slot.admission))
-                self.reads += 1
+    def _host(self, entries: list[tuple[float, int]]) -> HostLogprobs:
+        k = self.num_logprobs
+        return HostLogprobs(
+            np.array([value for value, _ in entries], dtype=np.float32),
+            np.array([rank for _, rank in entries], dtype=np.int32),
+            np.tile(np.arange(k, dtype=np.int32), (len(entries), 1)),
+            np.tile(-np.arange(k, dtype=np.float32), (len(entries), 1)),
+        )
 
 
-def sections(packed):
-    header = packed[: batch.HEADER_WORDS].tolist()
-    at, out = batch.HEADER_WORDS, []
-    for column, width in (
-        (batch.H_ADMITTED, batch.ADMIT_WORDS),
-        (batch.H_TOKENS, 1),
-        (batch.H_BLOCKS, 4),
-        (batch.H_EXTRA, 5),
-        (batch.H_SCHEDULED, 4),
-    ):
-        words = header[column] * width
-        part = packed[at : at + words]
-        out.append(part if width == 1 else part.reshape(-1, width))
-        at += words
-    assert at == len(packed), "the header does not describe the whole buffer"
-    admits, tokens, blocks, extras, steps = out
-    return header, admits, tokens, blocks, extras.tolist(), steps.tolist()
+class FakeEngine:
+    """A scheduler, the device, and up to `depth` steps in flight, as the engine core drives them."""
+
+    def __init__(self, groups: Sequence[GroupLimits], *, depth: int = 1, clock: Callable[[], float] | None = None, **limits):
+        self.limits = SchedulerLimits(
+            **{"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64, "prefix_caching": True, **limits}
+        )
+        self.groups = groups
+        self.depth = depth
+        self.scheduler = Scheduler(self.limits, groups, **({"clock": clock} if clock else {}))
+        self.device = FakeDevice(groups, self.limits)
+        self.in_flight: deque[tuple[ScheduledStep, StepResult, dict]] = deque()
+        self.steps: list[ScheduledStep] = []
+        self.tokens: dict[str, list[int]] = {}
+        self.updates: dict[str, list[RequestUpdate]] = {}
+        self.ends: dict[str, RequestUpdate] = {}
+
+    def add(self, *requests: EngineRequest) -> None:
+        for request in requests:
+            self.scheduler.add(request)
+            self.tokens[request.request_id] = []
+            self.updates[request.request_id] = []
+
+    def abort(self, *names: str) -> None:
+        self._take(self.scheduler.abort(names))
+
+    def launch(self) -> ScheduledStep | None:
+        """Schedule and run one step; what it writes, no other request's step in flight may touch."""
+        step = self.scheduler.schedule()
+        if step is None:
+            return None
+        result = self.device.run(step)
+        for request, written in self.device.written.items():
+            for _, _, touched in self.in_flight:
+                assert all(not written & blocks for other, blocks in touched.items() if other != request)
+        self.in_flight.append((step, result, self.device.touched))
+        self.steps.append(step)
+        return step
+
+    def read(self) -> list[RequestUpdate]:
+        step, result, _ = self.in_flight.popleft()
+        return self._take(self.scheduler.complete(step, result))
+
+    def step(self) -> list[RequestUpdate]:
+        while len(self.in_flight) < self.depth and self.launch() is not None:
+            pass
+        return self.read() if self.in_flight else []
+
+    def run(self, max_steps: int = 500) -> None:
+        """Until nothing is left; the pools are empty then."""
+        for _ in range(max_steps):
+            if not self.in_flight and not self.scheduler.has_work:
+                break
+            self.step()
+        assert not self.in_flight, "the engine did not come to an end"
+        assert not self.scheduler.has_work, "the engine did not come to an end"
+        stats = self.scheduler.stats()
+        assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0.0)
+        assert self.ends.keys() == self.tokens.keys()
+
+    def names(self, step: ScheduledStep | None) -> list[str]:
+        return [] if step is None else [request.request_id for request, _, _ in step.rows]
+
+    def _take(self, updates: list[RequestUpdate]) -> list[RequestUpdate]:
+        for update in updates:
+            name = update.request_id
+            assert name not in self.ends, f"{name} hears of a step after its end"
+            self.tokens[name] += update.token_ids
+            self.updates[name].append(update)
+            if update.finish_reason is not None:
+                self.ends[name] = update
+        return updates
 
 
-def host_logprobs(pairs, k) -> HostLogprobs:
-    return HostLogprobs(
-        chosen=np.array([logprob(h, t) for h, t in pairs], dtype=np.float32),
-        rank=np.array([1 + t for _, t in pairs], dtype=np.int32),
-        top_ids=np.array([[t + i for i in range(k)] for _, t in pairs], dtype=np.int32).reshape(len(pairs), k),
-        top=np.array([[-float(i) for i in range(k)] for _ in pairs], dtype=np.float32).reshape(len(pairs), k),
+def make_group(num_blocks: int = 64, size: int = 4, window: int | None = None, index: int = 0) -> GroupLimits:
+    spec = KVGroupSpec(
+        index=index,
+        kind="full" if window is None else "window",
+        layers=(index,),
+        num_kv_heads=1,
+        head_size=8,
+        window=window,
+    )
+    return GroupLimits(spec=spec, tokens_per_block=size, num_blocks=num_blocks)
+
+
+def make_request(
+    name: str = "a", prompt: Sequence[int] | int = 5, *, max_tokens: int = 4, stops: Sequence[int] = (), **options
+) -> EngineRequest:
+    """A greedy request; a number as prompt makes that many tokens. Options of EngineRequest and SamplingParams mix."""
+    tokens = [i % VOCAB for i in range(prompt)] if isinstance(prompt, int) else list(prompt)
+    own = {key: options.pop(key) for key in ("priority", "salt", "seed", "bad_words") if key in options}
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **options})
+    return EngineRequest(
+        request_id=name,
+        prompt_token_ids=tokens,
+        arrival_time=0.0,
+        params=params,
+        max_tokens=max_tokens,
+        stop_token_ids=list(stops),
+        **own,
     )
 
 
-class Engine:
-    """The loop of the engine core around a scheduler and a fake device, with everything it returned."""
-
-    def __init__(self, limits: SchedulerLimits, groups: list[GroupLimits], depth: int, clock=lambda: 1.0) -> None:
-        self.limits, self.depth = limits, depth
-        self.scheduler = Scheduler(limits, groups, clock)
-        self.device = FakeDevice(list(groups))
-        self.steps = deque()
-        self.history = []
-        """All scheduled steps, as (request id, tokens, sampled) rows."""
-        self.tokens: dict[str, list[int]] = {}
-        self.last: dict[str, object] = {}
-        self.updates = []
-
-    def add(self, name, prompt, *, max_tokens=4, pooling=False, salt="", priority=0, stop=(), bad_words=(), **params):
-        self.scheduler.add(
-            EngineRequest(
-                request_id=name,
-                prompt_token_ids=list(prompt),
-                arrival_time=0.0,
-                params=None if pooling else SamplingParams(temperature=0.0, max_tokens=max_tokens, **params),
-                pooling=PoolingParams() if pooling else None,
-                salt=salt,
-                priority=priority,
-                max_tokens=max_tokens,
-                stop_token_ids=list(stop),
-                bad_words=list(bad_words),
-            )
-        )
-        self.tokens[name] = []
-
-    def launch(self) -> bool:
-        """Schedule and launch one step; whether there was one."""
-        step = self.scheduler.schedule()
-        if step is None:
-            return False
-        rows = [(request.request_id, count, sampled) for request, count, sampled in step.rows]
-        assert step.num_tokens == sum(count for _, count, _ in rows) <= self.limits.max_num_batched_tokens
-        assert step.num_rows == len(rows) <= self.limits.max_num_seqs
-        assert step.num_sampled == sum(bool(sampled) for *_, sampled in rows)
-        self.history.append(rows)
-        self.steps.append((step, self.device.run(step.delta.packed, step.key, step.delta.num_logprobs)))
-        return True
-
-    def read(self) -> list:
-        """Read the oldest step in flight."""
-        step, result = self.steps.popleft()
-        updates = self.scheduler.complete(step, result)
-        self.device.in_flight.popleft()
-        return self.take(updates)
-
-    def take(self, updates) -> list:
-        for update in updates:
-            last = self.last.get(update.request_id)
-            assert last is None or last.finish_reason is None, "an update after the last one"
-            self.tokens[update.request_id] += update.token_ids
-            self.last[update.request_id] = update
-            self.updates.append(update)
-        return updates
-
-    def step(self) -> bool:
-        """Launch what can be launched, read the oldest; whether anything happened."""
-        while len(self.steps) < self.depth and self.launch():
-            pass
-        if self.steps:
-            self.read()
-            return True
-        return False
-
-    def run(self, limit=5000) -> None:
-        """Run to the end; a request that never finishes fails here."""
-        for _ in range(limit):
-            if not (self.scheduler.has_work or self.steps):
-                return
-            assert self.step(), "work is left and nothing can be scheduled"
-        raise AssertionError("requests do not finish")
-
-    def reason(self, name):
-        return self.last[name].finish_reason
-
-    def check_nothing_leaked(self) -> None:
-        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
-        assert self.scheduler.stats().kv_usage == 0.0
-        assert self.scheduler.reset_prefix_cache()
-
-
-def full_group(num_blocks, size=4, index=0) -> GroupLimits:
-    spec = KVGroupSpec(index=index, kind="full", layers=(0,), num_kv_heads=1, head_size=8)
-    return GroupLimits(spec=spec, tokens_per_block=size, num_blocks=num_blocks)
-
-
-def window_group(num_blocks, window, size=4, index=1) -> GroupLimits:
-    spec = KVGroupSpec(index=index, kind="window", layers=(1,), num_kv_heads=1, head_size=8, window=window)
-    return GroupLimits(spec=spec, tokens_per_block=size, num_blocks=num_blocks)
-
-
-def make_engine(*groups, depth=1, seqs=8, tokens=64, length=256, clock=lambda: 1.0, **limits) -> Engine:
-    made = SchedulerLimits(max_num_seqs=seqs, max_num_batched_tokens=tokens, max_model_len=length, **limits)
-    return Engine(made, list(groups), depth, clock)
+def make_pooling(name: str, prompt: int) -> EngineRequest:
+    tokens = [i % VOCAB for i in range(prompt)]
+    return EngineRequest(request_id=name, prompt_token_ids=tokens, arrival_time=0.0, pooling=PoolingParams())
 
 
 @pytest.fixture(scope="session")
 def fake():
-    """The fake device's parts; helpers of tests cannot be imported."""
+    """The fakes above; a session's, so that property tests may use them."""
     return SimpleNamespace(
-        engine=make_engine,
-        full=full_group,
-        window=window_group,
-        expected=expected_tokens,
-        histories=histories,
+        engine=FakeEngine,
+        group=make_group,
+        request=make_request,
+        pooling=make_pooling,
+        expected=expected,
+        logprob=token_logprob,
         next_token=next_token,
-        logprob=logprob,
-        sections=sections,
-        random=random.Random,
-        poison=POISON,
         vocab=VOCAB,
     )

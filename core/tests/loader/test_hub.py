@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
         start = int(first[1]) if first else 0
         headers = {"Content-Range": f"bytes {start}-{len(raw) - 1}/{len(raw)}"} if first else {}
         cut, self.server.cut_once = self.server.cut_once and body, self.server.cut_once and not body
-        self.reply(206 if first else 200, raw[start:], headers, body, cut=len(raw) // 2 if cut else None)
+        self.reply(206 if first else 200, raw[start:], headers, body, cut=len(raw) * 3 // 4 if cut else None)
 
     def reply(self, status: int, raw: bytes, headers: dict[str, str], body: bool, cut: int | None = None) -> None:
         self.send_response(status)
@@ -154,7 +154,6 @@ def ask(hub, tmp_path):
         )
         assert done.returncode == 0, done.stderr
         got = json.loads(done.stdout.splitlines()[-1])
-        print(got, done.stderr[-2000:])
         return got
 
     return call
@@ -177,9 +176,10 @@ def test_weights_are_not_fetched_until_asked_for(ask, hub):
 
 
 def test_cut_download_is_resumed_where_it_stopped(ask, hub):
+    # The client counts what it has in pieces of 10 MiB.
+    hub.files["model.safetensors"] = save({"x": torch.ones(5_000_000)})
     hub.cut_once = True
-    assert ask()["tensors"] == {"x": SUM}
-    print([request for request in hub.requests if "safetensors" in request[1]])
+    assert ask()["tensors"] == {"x": 5e6}
     ranges = [found for _, path, found in hub.requests if path.startswith("/blobs/") and found]
     assert any(int(re.findall(r"\d+", found)[0]) > 0 for found in ranges), hub.requests
 

@@ -80,6 +80,13 @@ class BlockPool:
             self._hash[block] = digest
             self._by_hash[digest] = block
 
+    def forget(self, digests: Iterable[bytes]) -> None:
+        """Let nobody find these contents again; unknown ones are passed over."""
+        for digest in digests:
+            block = self._by_hash.get(digest)
+            if block is not None:
+                self._forget(block)
+
     def reset(self) -> None:
         """Forget all content; no block is owned."""
         assert self.num_free == self.num_blocks - 1, "forgetting content that requests use"

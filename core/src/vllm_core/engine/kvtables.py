@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from vllm_core.api import KVGroupSpec
 from vllm_core.api.batch import NULL_BLOCK
@@ -31,8 +32,10 @@ class KVTables:
         # Prefixes are compared block by block, which needs one block size in all groups.
         self.caching = caching and bool(groups) and all(g.tokens_per_block == self.size for g in groups)
         self.queries = self.hits = 0
-        self.changes: list[tuple[int, int, int, int]] = []
-        """Rows (group, slot, index, block) for the next packed difference."""
+        self._given: list[tuple[int, int, int, int]] = []
+        # By slot, because a request that goes before the next step must not change the table of the slot's next owner.
+        self._left: dict[int, list[tuple[int, int, int, int]]] = {}
+        self._short: tuple[BlockPool, int] | None = None
 
     def blocks_for(self, group: GroupLimits, num_tokens: int, chunk: int) -> int:
         """Blocks that one sequence of ``num_tokens`` holds at most."""
@@ -45,30 +48,56 @@ class KVTables:
         """Fraction of all blocks that requests own, of the fullest group."""
         return max((1 - pool.num_free / max(1, pool.num_blocks - 1) for pool in self.pools), default=0.0)
 
+    def changes(self) -> list[tuple[int, int, int, int]]:
+        """Take the rows (group, slot, index, block) for the next packed difference; each table entry occurs once."""
+        rows, self._given = self._given, []
+        if self._left:
+            rows = [*chain.from_iterable(self._left.values()), *rows]
+            self._left.clear()
+        return rows
+
+    @property
+    def still_short(self) -> bool:
+        """Whether the pool that turned down the last admission has no more free blocks than then."""
+        return self._short is not None and self._short[0].num_free <= self._short[1]
+
+    def looks_up(self, request: Request) -> bool:
+        """Whether cached blocks can stand for the request's beginning: not where every token's output is wanted."""
+        return self.caching and not request.wants_prompt_logprobs and not request.is_pooling
+
     def match(self, request: Request) -> tuple[int, list[list[int]]]:
         """Cached blocks that begin the request; at least one token is left to compute."""
-        if not self.caching or request.prompt_logprobs is not None:
+        if not self.looks_up(request):
             return 0, [[] for _ in self.pools]
         prefix.extend(request.hashes, request.tokens, self.size, request.request.salt)
         usable = request.hashes[: (len(request.tokens) - 1) // self.size]
         finders = [(pool.find, group.spec.window) for pool, group in zip(self.pools, self.groups, strict=True)]
         return prefix.longest(usable, finders, self.size)
 
-    def admit(self, request: Request, matched: list[list[int]], num_tokens: int) -> bool:
-        """Give the request its cached blocks and room for ``num_tokens`` in all; False, and nothing done, without room."""
+    def admit(self, request: Request, matched: list[list[int]], start: int, count: int) -> bool:
+        """Give the request its cached blocks, which hold ``start`` tokens, and room for ``count`` more.
+
+        False, and nothing done, where a pool has too few blocks.
+        """
+        num_tokens = start + count
         missing = []
         for pool, group, blocks in zip(self.pools, self.groups, matched, strict=True):
-            count = -(-num_tokens // group.tokens_per_block) - len(blocks)
-            if count > pool.num_free - pool.num_idle(blocks):
+            needed = -(-num_tokens // group.tokens_per_block) - len(blocks)
+            if needed > pool.num_free - pool.num_idle(blocks):
+                self._short = (pool, pool.num_free)
                 return False
-            missing.append(count)
+            missing.append(needed)
+        self._short = None
         request.blocks = matched
-        for index, (pool, count) in enumerate(zip(self.pools, missing, strict=True)):
+        for index, (pool, needed) in enumerate(zip(self.pools, missing, strict=True)):
             pool.share(matched[index])
-            matched[index].extend(pool.allocate(count))
+            matched[index].extend(pool.allocate(needed))
             request.freed[index] = next((i for i, block in enumerate(matched[index]) if block), len(matched[index]))
-            self.changes.extend((index, request.slot, at, block) for at, block in enumerate(matched[index]) if block)
+            self._given.extend((index, request.slot, at, block) for at, block in enumerate(matched[index]) if block)
+        request.scheduled = request.done = start
+        request.cached = start // self.size if self.size else 0
         self._set_limit(request)
+        self._set_settle(request)
         return True
 
     def grow(self, request: Request, num_tokens: int) -> bool:
@@ -80,7 +109,7 @@ class KVTables:
             if count > 0:
                 blocks = request.blocks[index]
                 for block in pool.allocate(count):
-                    self.changes.append((index, request.slot, len(blocks), block))
+                    self._given.append((index, request.slot, len(blocks), block))
                     blocks.append(block)
         self._set_limit(request)
         return True
@@ -88,6 +117,13 @@ class KVTables:
     def _set_limit(self, request: Request) -> None:
         held = [len(b) * g.tokens_per_block for g, b in zip(self.groups, request.blocks, strict=True)]
         request.limit = min(held, default=1 << 62)
+
+    def _set_settle(self, request: Request) -> None:
+        at = (request.cached + 1) * self.size if self.caching else 1 << 62
+        for freed, group in zip(request.freed, self.groups, strict=True):
+            if group.spec.window is not None:
+                at = min(at, (freed + 1) * group.tokens_per_block + group.spec.window - 1)
+        request.settle_at = at
 
     def settle(self, request: Request) -> None:
         """After a step of the request has been read: cache what it filled, give back what no query will read again."""
@@ -102,9 +138,10 @@ class KVTables:
             first = max(0, (request.done - window + 1) // group.tokens_per_block)
             if first > request.freed[index]:
                 self._leave(request, index, first)
+        self._set_settle(request)
 
     def _cache(self, request: Request, full: int) -> None:
-        prefix.extend(request.hashes, request.tokens[: full * self.size], self.size, request.request.salt)
+        prefix.extend(request.hashes, request.tokens, self.size, request.request.salt)
         for pool, blocks in zip(self.pools, request.blocks, strict=True):
             for at in range(request.cached, full):
                 if blocks[at] != NULL_BLOCK:
@@ -114,13 +151,21 @@ class KVTables:
     def _leave(self, request: Request, index: int, first: int) -> None:
         blocks = request.blocks[index]
         for at in range(request.freed[index], min(first, len(blocks))):
-            self.pools[index].free((blocks[at],))
-            # The device's table keeps the old entry: no query reads behind the window.
-            blocks[at] = NULL_BLOCK
+            if blocks[at] != NULL_BLOCK:
+                self.pools[index].free((blocks[at],))
+                blocks[at] = NULL_BLOCK
+                self._left.setdefault(request.slot, []).append((index, request.slot, at, NULL_BLOCK))
         request.freed[index] = first
+
+    def distrust(self, request: Request) -> None:
+        """Let nobody find what the request holds, nor what it will still write: its KV may not be finite."""
+        for pool in self.pools:
+            pool.forget(request.hashes)
+        request.cached = 1 << 62
 
     def release(self, request: Request) -> None:
         """Give all blocks back, the end of the sequence first: its beginning is more likely to be asked for again."""
+        self._left.pop(request.slot, None)
         for pool, blocks in zip(self.pools, request.blocks, strict=True):
             pool.free(reversed(blocks))
 

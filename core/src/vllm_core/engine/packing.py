@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -24,18 +25,28 @@ _FLOATS = (
 )
 
 
+@dataclass(slots=True)
+class Rows:
+    """The rows of one step, in order: column by column, because that is how they are packed."""
+
+    requests: list[Request] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
+    num_tokens: int = 0
+    num_sampled: int = 0
+    max_query: int = 0
+    max_seq: int = 0
+
+
 def pack(
-    admitted: Sequence[tuple[Request, int]],
-    blocks: Sequence[tuple[int, int, int, int]],
-    rows: Sequence[tuple[Request, int, bool]],
-    max_query: int,
-    max_seq: int,
+    admitted: Sequence[tuple[Request, int]], blocks: Sequence[tuple[int, int, int, int]], rows: Rows
 ) -> npt.NDArray[np.int32]:
-    """Lay out a step: admitted requests with the tokens they found cached, new block table entries, and
-    (request, tokens, sampled) per row."""
+    """Lay out a step: admitted requests with the tokens they found cached, new block table entries, and the rows."""
     extras = [extra for request, _ in admitted for extra in _extras(request)]
     known = sum(len(request.tokens) for request, _ in admitted)
-    sizes = (len(admitted) * batch.ADMIT_WORDS, known, 4 * len(blocks), 5 * len(extras), 4 * len(rows))
+    num_rows = len(rows.slots)
+    sizes = (len(admitted) * batch.ADMIT_WORDS, known, 4 * len(blocks), 5 * len(extras), 4 * num_rows)
     words = np.zeros(batch.HEADER_WORDS + sum(sizes), dtype=np.int32)
     at = batch.HEADER_WORDS
     for request, cached in admitted:
@@ -50,20 +61,20 @@ def pack(
             words[at : at + len(values)] = values
             at += len(values)
     steps = words[at:].reshape(-1, 4)
-    steps[:, 0] = [row[0].slot for row in rows]
-    steps[:, 1] = counts = [row[1] for row in rows]
-    steps[:, 2] = sampled = [row[2] for row in rows]
+    steps[:, 0] = rows.slots
+    steps[:, 1] = 1 if rows.max_query == 1 else rows.counts
+    steps[:, 2] = 1 if rows.num_sampled == num_rows else rows.sampled
     words[: batch.H_MAX_SEQ + 1] = (
         batch.LAYOUT_VERSION,
         len(admitted),
         known,
         len(blocks),
         len(extras),
-        len(rows),
-        sum(counts),
-        sum(sampled),
-        max_query,
-        max_seq,
+        num_rows,
+        rows.num_tokens,
+        rows.num_sampled,
+        rows.max_query,
+        rows.max_seq,
     )
     return words
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
+from vllm_core.api.batch import NULL_BLOCK
+
 DIGEST_BYTES = 16
 
 
@@ -37,19 +39,22 @@ def longest(
     ``finders`` has, per group, how to find a block and the window in tokens (None: all tokens are needed). A window group
     needs only the blocks that cover the last window - 1 tokens of the prefix; the others are null (0).
     """
-    found = [[find(digest) for digest in _until_missing(hashes, find, window)] for find, window in finders]
-    limit = min((len(blocks) for blocks in found), default=0)
-    for (_, window), blocks in zip(finders, found, strict=True):
-        if window is not None:
-            limit = _fit(blocks, limit, window, size)
-    # A later group may have shortened the prefix below what an earlier window group needs again.
-    while limit and any(w is not None and _fit(b, limit, w, size) != limit for (_, w), b in zip(finders, found, strict=True)):
-        limit -= 1
+    length = len(hashes)
+    for find, window in finders:
+        if window is None:
+            length = next((at for at in range(length) if find(hashes[at]) is None), length)
+    before = -1
+    # Each window may shorten what another one had agreed to.
+    while before != length:
+        before = length
+        for find, window in finders:
+            if window is not None:
+                length = _fit(hashes, find, length, window, size)
     out = []
-    for (_, window), blocks in zip(finders, found, strict=True):
-        first = 0 if window is None else first_needed(limit, window, size)
-        out.append([0] * first + [block or 0 for block in blocks[first:limit]])
-    return limit, out
+    for find, window in finders:
+        first = 0 if window is None else first_needed(length, window, size)
+        out.append([NULL_BLOCK] * first + [find(digest) or NULL_BLOCK for digest in hashes[first:length]])
+    return length, out
 
 
 def first_needed(blocks: int, window: int, size: int) -> int:
@@ -57,21 +62,13 @@ def first_needed(blocks: int, window: int, size: int) -> int:
     return max(0, (blocks * size - window + 1) // size)
 
 
-def _until_missing(hashes: Sequence[bytes], find: Callable[[bytes], int | None], window: int | None) -> Sequence[bytes]:
-    if window is not None:
-        return hashes
-    for index, digest in enumerate(hashes):
-        if find(digest) is None:
-            return hashes[:index]
-    return hashes
-
-
-def _fit(blocks: Sequence[int | None], limit: int, window: int, size: int) -> int:
-    """The longest prefix of at most ``limit`` blocks whose window is there."""
-    run = 0
-    best = 0
-    for index in range(limit):
-        run = run + 1 if blocks[index] is not None else 0
-        if run >= index + 1 - first_needed(index + 1, window, size):
-            best = index + 1
-    return best
+def _fit(hashes: Sequence[bytes], find: Callable[[bytes], int | None], length: int, window: int, size: int) -> int:
+    """The longest prefix of at most ``length`` blocks whose window is there."""
+    while length:
+        needed = range(length - 1, first_needed(length, window, size) - 1, -1)
+        missing = next((at for at in needed if find(hashes[at]) is None), None)
+        if missing is None:
+            break
+        # No prefix that ends behind the missing block can do without it: their windows begin before it, too.
+        length = missing
+    return length

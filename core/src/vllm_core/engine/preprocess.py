@@ -131,7 +131,8 @@ class Preprocessor:
         else:
             ids, text = list(value), None
             self._check_tokens("prompt", ids)
-        if not ids:
+        # Text without a character is empty although a tokenizer may add tokens of its own.
+        if not ids or text == "":
             raise RequestError(
                 "Prompt is empty", on="prompt", found="no tokens", expected="at least one token", fix="send a prompt"
             )

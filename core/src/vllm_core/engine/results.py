@@ -39,9 +39,8 @@ class Reader:
         if self._prompt is None or params is None or not request.features & batch.F_PROMPT_LOGPROBS:
             return
         first = request.done - count
-        known = request.prompt_logprobs
-        if known is not None and not request.finished:
-            known += [
+        if request.wants_prompt_logprobs and not request.finished:
+            request.prompt_logprobs += [
                 _entry(self._prompt, self._at + i, request.tokens[first + i + 1], params.prompt_logprobs or 0)
                 for i in range(min(count, request.prompt_len - 1 - first))
             ]

@@ -18,7 +18,7 @@ from vllm_core.api import StepDelta, StepKey, StepResult, batch
 from vllm_core.engine import results
 from vllm_core.engine.kvtables import GroupLimits, KVTables
 from vllm_core.engine.messages import EngineRequest, EngineStats, RequestUpdate
-from vllm_core.engine.packing import pack
+from vllm_core.engine.packing import Rows, pack
 from vllm_core.engine.queue import WaitingQueue
 from vllm_core.engine.request import Request
 from vllm_core.errors import RequestError
@@ -42,26 +42,26 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """One step: the difference for the device, its key, and (request, tokens, sampled) per row for `complete`."""
+    """One step: the difference for the device, its key, and its rows for `complete`."""
 
     delta: StepDelta
     key: StepKey
-    rows: list[tuple[Request, int, bool]]
+    rows: Rows
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the step."""
-        return self.key.tokens
+        return self.rows.num_tokens
 
     @property
     def num_rows(self) -> int:
         """Rows of the step."""
-        return len(self.rows)
+        return len(self.rows.requests)
 
     @property
     def num_sampled(self) -> int:
         """Rows of the step that bring a token."""
-        return int(self.delta.packed[batch.H_NUM_SAMPLED])
+        return self.rows.num_sampled
 
 
 class Scheduler:
@@ -77,6 +77,8 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: list[Request] = []
         self._slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._num_leaving = 0
+        self._stuck: Request | None = None
         self._arrivals = self._preemptions = self._prompt_tokens = self._generated = 0
         self._finished: Counter[str] = Counter()
 
@@ -95,12 +97,12 @@ class Scheduler:
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestUpdate]:
         """End requests; unknown ids are passed over, since a request may have finished meanwhile."""
-        found = [self._requests[name] for name in request_ids if name in self._requests]
-        return [self._end(request, "abort") for request in found]
+        found = [self._requests[name] for name in dict.fromkeys(request_ids) if name in self._requests]
+        return self._end_all(found, "abort")
 
     def fail_all(self, reason: str) -> list[RequestUpdate]:
         """End every request with an error."""
-        return [self._end(request, "error", error=reason) for request in list(self._requests.values())]
+        return self._end_all(list(self._requests.values()), "error", error=reason)
 
     @property
     def has_work(self) -> bool:
@@ -141,18 +143,28 @@ class Scheduler:
             raise _refused(
                 "Request id is in use", request, request.request_id, "an id of no running request", "send another id"
             )
-        room = limits.max_model_len - (0 if request.params is None else 1)
+        pooling = request.params is None
+        other = next(iter(self._requests.values()), None)
+        if other is not None and other.is_pooling != pooling:
+            raise _refused(
+                "One engine generates or pools",
+                request,
+                "a pooling request" if pooling else "a sampling request",
+                f"what request {other.request_id} asks for",
+                "use an engine of its own for it",
+            )
+        room = limits.max_model_len - (0 if pooling else 1)
         if not 0 < length <= room:
             raise _refused(
                 "Prompt does not fit the context", request, f"{length} tokens", f"1 to {room} tokens", "shorten the prompt"
             )
-        whole = limits.pooling_whole_prompt or not limits.chunked_prefill
+        whole = pooling or not limits.chunked_prefill
         if whole and length > limits.max_num_batched_tokens:
             expected = f"at most {limits.max_num_batched_tokens} tokens (max_num_batched_tokens)"
             raise _refused(
                 "Prompt does not fit a step", request, f"{length} tokens", expected, "raise --max-num-batched-tokens"
             )
-        total = length + (request.max_tokens if request.params else 0)
+        total = length + (0 if pooling else request.max_tokens)
         for group in self._tables.groups:
             needed = self._tables.blocks_for(group, min(total, limits.max_model_len), limits.max_num_batched_tokens)
             if needed > group.num_blocks - 1:
@@ -168,51 +180,69 @@ class Scheduler:
 
     def schedule(self) -> ScheduledStep | None:
         """Choose the next step; None where nothing can be computed until a step in flight is read."""
-        rows: list[tuple[Request, int, bool]] = []
+        rows = Rows()
+        running = self._running
+        before = len(running)
         budget = self._limits.max_num_batched_tokens
-        crowded = False
-        index = 0
-        while index < len(self._running) and budget:
-            request = self._running[index]
-            index += 1
-            count = request.remaining
+        short = False
+        # `_make_room` shortens the list from its end, which ends this loop early.
+        for request in running:
+            length, start = request.length, request.scheduled
+            count = length - start
+            if length >= request.max_length or not count:
+                continue
             if count > 1:
                 count = self._chunk(count, budget)
-            if count <= 0:
+                if not count:
+                    continue
+            # Where one lacks blocks none behind it gets any, or it would lack them for ever.
+            if start + count > request.limit and (short or not self._make_room(request, start + count)):
+                short = True
                 continue
-            if request.scheduled + count > request.limit:
-                before = len(self._running)
-                placed = self._make_room(request, count)
-                crowded = crowded or len(self._running) < before
-                if not placed:
-                    break
+            self._take(rows, request, count)
             budget -= count
-            rows.append(self._take(request, count))
+            if not budget:
+                break
         # Blocks that were just taken from one request must not bring in another, which would lose them again.
-        admitted = [] if crowded else self._admit(rows, budget)
-        return self._step(rows, admitted) if rows else None
+        admitted = [] if short or len(running) < before else self._admit(rows, budget)
+        return self._step(rows, admitted) if rows.requests else None
 
     def _chunk(self, count: int, budget: int) -> int:
         """How many of ``count`` tokens this step computes; 0 where they must be computed whole and do not fit."""
-        if not self._limits.chunked_prefill or self._limits.pooling_whole_prompt:
+        limits = self._limits
+        # A preempted sequence may have outgrown a step: what was computed before may come back in chunks.
+        if (limits.pooling_whole_prompt or not limits.chunked_prefill) and count <= limits.max_num_batched_tokens:
             return count if count <= budget else 0
-        return min(count, budget, self._limits.long_prefill_token_threshold or budget)
+        return min(count, budget, limits.long_prefill_token_threshold or budget)
 
-    def _take(self, request: Request, count: int) -> tuple[Request, int, bool]:
-        request.scheduled += count
+    def _take(self, rows: Rows, request: Request, count: int) -> None:
+        """Add a row, and count what it will have done. The hot path: once a step for every running request."""
+        scheduled = request.scheduled + count
+        request.scheduled = scheduled
         request.in_flight += 1
-        sampled = request.request.params is not None and request.scheduled == len(request.tokens) + request.unread
+        sampled = scheduled == request.length and not request.is_pooling
         if sampled:
-            request.unread += 1
-        return request, count, sampled
+            request.length += 1
+            rows.num_sampled += 1
+        rows.requests.append(request)
+        rows.slots.append(request.slot)
+        rows.counts.append(count)
+        rows.sampled.append(sampled)
+        if scheduled > rows.max_seq:
+            rows.max_seq = scheduled
 
-    def _make_room(self, request: Request, count: int) -> bool:
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Grow the request's tables, preempting whoever comes last; False where the request cannot run in this step."""
-        while not self._tables.grow(request, request.scheduled + count):
-            victim = self._running.pop()
+        while not self._tables.grow(request, num_tokens):
+            if self._num_leaving:
+                return False  # blocks come back when the steps in flight are read
+            victim = self._running[-1]
+            if victim is request and victim.in_flight:
+                return False  # its window may give blocks back when they are read
+            self._running.pop()
             self._preemptions += 1
             if victim.in_flight:
-                victim.leaving = True
+                self._set_leaving(victim)
                 return False
             self._release(victim)
             self._waiting.push(victim)
@@ -220,19 +250,20 @@ class Scheduler:
                 return False
         return True
 
-    def _admit(self, rows: list[tuple[Request, int, bool]], budget: int) -> list[tuple[Request, int]]:
+    def _admit(self, rows: Rows, budget: int) -> list[tuple[Request, int]]:
         """Let waiting requests in, first come first, while tokens, slots and blocks last."""
         admitted: list[tuple[Request, int]] = []
         while budget and self._slots:
             request = self._waiting.peek()
-            if request is None:
+            if request is None or (request is self._stuck and self._tables.still_short):
                 break
             num_blocks, matched = self._tables.match(request)
             start = num_blocks * self._tables.size
             count = self._chunk(len(request.tokens) - start, budget)
             request.slot = self._slots[-1]
-            if not count or not self._tables.admit(request, matched, start + count):
+            if not count or not self._tables.admit(request, matched, start, count):
                 request.slot = -1
+                self._stuck = request if count else None
                 break
             self._slots.pop()
             self._waiting.pop()
@@ -240,87 +271,100 @@ class Scheduler:
             self._start(request, start)
             admitted.append((request, start))
             budget -= count
-            rows.append(self._take(request, count))
+            self._take(rows, request, count)
         return admitted
 
     def _start(self, request: Request, start: int) -> None:
-        request.scheduled = request.done = start
-        request.cached = start // self._tables.size if self._tables.size else 0
-        if request.admitted_at:
+        """Count a request's first admission."""
+        if request.admitted_at is not None:
             return
         request.admitted_at = self._clock()
         request.num_cached_tokens = start
         self._prompt_tokens += request.prompt_len
-        if self._tables.caching:
+        if self._tables.looks_up(request):
             self._tables.queries += request.prompt_len
             self._tables.hits += start
 
-    def _step(self, rows: list[tuple[Request, int, bool]], admitted: list[tuple[Request, int]]) -> ScheduledStep:
-        blocks, self._tables.changes = self._tables.changes, []
-        features = logprobs = tokens = max_query = max_seq = 0
-        for request, count, sampled in rows:
-            tokens += count
-            if count > max_query:
-                max_query = count
-            if request.scheduled > max_seq:
-                max_seq = request.scheduled
+    def _step(self, rows: Rows, admitted: list[tuple[Request, int]]) -> ScheduledStep:
+        features = logprobs = 0
+        for request, count, sampled in zip(rows.requests, rows.counts, rows.sampled, strict=True):
             if request.features:
-                features |= request.features if sampled else request.features & batch.F_PROMPT_LOGPROBS
+                wanted = request.features & ~batch.F_PROMPT_LOGPROBS if sampled else 0
+                if request.wants_prompt_logprobs and request.scheduled - count < request.prompt_len:
+                    wanted |= batch.F_PROMPT_LOGPROBS
+                features |= wanted
                 logprobs = max(logprobs, results.num_logprobs(request))
-        packed = pack(admitted, blocks, rows, max_query, max_seq)
-        tail: Literal["pool", "sample"] = "pool" if rows[0][0].request.params is None else "sample"
-        return ScheduledStep(StepDelta(packed, logprobs), StepKey(len(rows), tokens, max_query, tail, features), rows)
+        rows.max_query = max(rows.counts)
+        rows.num_tokens = sum(rows.counts)
+        packed = pack(admitted, self._tables.changes(), rows)
+        tail: Literal["pool", "sample"] = "pool" if rows.requests[0].is_pooling else "sample"
+        key = StepKey(len(rows.requests), rows.num_tokens, rows.max_query, tail, features)
+        return ScheduledStep(StepDelta(packed, logprobs), key, rows)
 
     # -- reading
 
     def complete(self, step: ScheduledStep, result: StepResult) -> list[RequestUpdate]:
         """Take a step's results, in the order of `schedule`; returns what it brought each request."""
+        rows = step.rows
         reader = results.Reader(result, step.key)
         updates: list[RequestUpdate] = []
         index = -1
-        for row, (request, count, sampled) in enumerate(step.rows):
+        finished = len(self._requests)
+        for row, request in enumerate(rows.requests):
+            count = rows.counts[row]
             request.in_flight -= 1
             request.done += count
             if reader.has_prompt_logprobs:
                 reader.take_prompt(request, count)
-            if sampled:
+            if rows.sampled[row]:
                 index += 1
-                request.unread -= 1
                 if not request.finished:
                     updates.append(self._append(request, reader, index))
             elif reader.pooled and not request.finished:
                 updates.append(self._end(request, "stop", pooled=reader.pooled[row]))
             if request.leaving:
                 self._leave(request)
-            elif not request.finished:
+            elif request.done >= request.settle_at:
                 self._tables.settle(request)
+        if len(self._requests) < finished:
+            self._running = [request for request in self._running if not request.finished]
         return updates
 
     def _append(self, request: Request, reader: results.Reader, index: int) -> RequestUpdate:
         """Append a sampled token and check the stops that the host alone can check."""
         if reader.any_nonfinite and reader.nonfinite[index]:
+            self._tables.distrust(request)
             return self._end(request, "error", error="logits were not finite: NaN or infinity in the model's output")
         token = reader.tokens[index]
         tokens = request.tokens
         tokens.append(token)
+        length = len(tokens)
         self._generated += 1
         update = RequestUpdate(request_id=request.request_id, token_ids=[token])
         if request.features & batch.F_LOGPROBS:
             update.logprobs = reader.logprobs(request, index)
-        if len(tokens) == request.prompt_len + 1:
+        if request.first_token_at is None:
             self._first(request, update)
-        if token in request.stops and len(tokens) > request.min_length:
+        if token in request.stops and length > request.min_length:
             update.stop_reason = token
             return self._end(request, "stop", update=update)
-        if len(tokens) >= request.max_length:
+        if length >= request.max_length:
             return self._end(request, "length", update=update)
         return update
 
     def _first(self, request: Request, update: RequestUpdate) -> None:
         request.first_token_at = self._clock()
         update.num_cached_tokens = request.num_cached_tokens
-        if request.prompt_logprobs is not None:
-            update.prompt_logprobs, request.known_prompt_logprobs = request.prompt_logprobs, True
+        if request.wants_prompt_logprobs:
+            update.prompt_logprobs, request.wants_prompt_logprobs = request.prompt_logprobs, False
+
+    def _end_all(self, requests: list[Request], reason: str, *, error: str | None = None) -> list[RequestUpdate]:
+        updates = [self._end(request, reason, error=error) for request in requests]
+        self._running = [request for request in self._running if not request.finished]
+        for request in requests:
+            if request.leaving:
+                self._leave(request)
+        return updates
 
     def _end(
         self,
@@ -331,30 +375,32 @@ class Scheduler:
         error: str | None = None,
         pooled: list[float] | None = None,
     ) -> RequestUpdate:
-        """Finish a request; what it holds goes now, or with the last step that may touch it."""
+        """Finish a request. The caller takes it off the running ones, and lets it leave once no step may touch it."""
         update = update or RequestUpdate(request_id=request.request_id)
         update.finish_reason, update.error, update.pooled = reason, error, pooled
         now = self._clock()
-        if request.admitted_at:
-            first = request.first_token_at or now
-            update.queue_s = request.admitted_at - request.queued_at
-            update.prefill_s, update.decode_s = first - request.admitted_at, now - first
+        admitted = now if request.admitted_at is None else request.admitted_at
+        first = now if request.first_token_at is None else request.first_token_at
+        update.queue_s, update.prefill_s, update.decode_s = admitted - request.queued_at, first - admitted, now - first
         self._finished[reason] += 1
         del self._requests[request.request_id]
         request.finished = True
         if request.slot < 0:
             self._waiting.drop(request)
         elif not request.leaving:
-            self._running.remove(request)
-            request.leaving = True
-            self._leave(request)
+            self._set_leaving(request)
         return update
+
+    def _set_leaving(self, request: Request) -> None:
+        request.leaving = True
+        self._num_leaving += 1
 
     def _leave(self, request: Request) -> None:
         """Give back a leaving request's blocks and slot once no step in flight may touch them; a preempted one waits again."""
         if request.in_flight:
             return
         self._tables.settle(request)
+        self._num_leaving -= 1
         self._release(request)
         if not request.finished:
             self._waiting.push(request)
