@@ -14,7 +14,7 @@ LIMITS = Limits(max_model_len=32, vocab_size=1000, hidden_size=16, stop_token_id
 
 class ByteTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
-        return ([1] if add_special_tokens else []) + [b for b in text.encode()]
+        return ([1] if add_special_tokens else []) + list(text.encode())
 
 
 def generate(prompt: object, params: SamplingParams | None = None, tokenizer: object = ByteTokenizer()) -> Prepared:

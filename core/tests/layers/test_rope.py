@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from vllm_core.layers.rope import cos_sin, inverse_frequencies
 from vllm_core.models.fields import Fields
 from vllm_core.models.rotary import rope_of

@@ -66,7 +66,10 @@ def test_prompt_logprobs_do_not_depend_on_what_is_cached(llama, engines):
 
 
 def test_requests_that_want_logprobs_share_a_step_with_those_that_do_not(shared, one):
-    params = [SamplingParams(temperature=0.0, max_tokens=3, logprobs=k, prompt_logprobs=p) for k, p in ((None, None), (5, 2), (2, None))]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=3, logprobs=k, prompt_logprobs=p)
+        for k, p in ((None, None), (5, 2), (2, None))
+    ]
     outputs = shared.generate([PROMPT, PROMPT[:9], PROMPT[:5]], params, use_tqdm=False)
     assert outputs[0].outputs[0].logprobs is None
     assert outputs[0].prompt_logprobs is None

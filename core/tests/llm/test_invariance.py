@@ -97,7 +97,9 @@ def test_with_other_block_sizes(llama, engines, expected):
 
 
 def test_other_seeds_give_other_tokens(shared, expected):
-    found = [shared.generate([PROMPT], SEEDED.replace(seed=seed), use_tqdm=False)[0].outputs[0].token_ids for seed in (124, 125)]
+    found = [
+        shared.generate([PROMPT], SEEDED.replace(seed=seed), use_tqdm=False)[0].outputs[0].token_ids for seed in (124, 125)
+    ]
     assert len({tuple(tokens) for tokens in [*found, expected.token_ids]}) == 3
 
 

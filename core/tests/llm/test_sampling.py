@@ -96,7 +96,13 @@ def test_stop_token_ids_end_the_sequence_and_stay_out_of_the_text(llama, shared,
     assert (out.token_ids, out.finish_reason, out.stop_reason) == (plain[:end], "stop", stop)
     assert out.text == shared.get_tokenizer().decode(plain[: end - 1])
     shown = one(
-        shared, PROMPT, temperature=0.0, max_tokens=COUNT, ignore_eos=True, stop_token_ids=[stop], include_stop_str_in_output=True
+        shared,
+        PROMPT,
+        temperature=0.0,
+        max_tokens=COUNT,
+        ignore_eos=True,
+        stop_token_ids=[stop],
+        include_stop_str_in_output=True,
     )
     assert shown.text == shared.get_tokenizer().decode(plain[:end])
 

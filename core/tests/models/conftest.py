@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from vllm_core.api import OPS, StepInputs
 from vllm_core.models import catalog
 from vllm_core.models.build import build_model

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from vllm_core.errors import ModelConfigError
 from vllm_core.models import catalog
 from vllm_core.models.spec import ModelSpec

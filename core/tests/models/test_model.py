@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+
 from vllm_core.api.ops import OPS
 from vllm_core.models.null import TOKEN
 

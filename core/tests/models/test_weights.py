@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from vllm_core.errors import WeightsError
 from vllm_core.layers.weights import WeightLoader
 

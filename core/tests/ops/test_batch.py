@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from vllm_core.api import batch as layout
 from vllm_core.ops import batch
 from vllm_core.ops.batch_inputs import StepRecipe

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch.nn import functional
+
 from vllm_core.errors import UnsupportedError
 from vllm_core.ops import activation, attention, comm, inputs, norm, pooling, rope, shapes
 

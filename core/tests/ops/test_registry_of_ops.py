@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+
 from vllm_core.api import OPS
 from vllm_core.api.ops import get
 from vllm_core.errors import UnsupportedError

@@ -6,6 +6,7 @@ import struct
 
 import pytest
 import torch
+
 from vllm_core.api import batch as layout
 from vllm_core.ops import random as numbers
 from vllm_core.ops import sampling

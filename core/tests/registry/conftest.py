@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from vllm_core.api import CAPABILITIES, CallSite, DeviceFacts, Full, KVGroupSpec, KVLayout, Manifest, Offer
 from vllm_core.api.manifest import Check
 from vllm_core.api.ops import OPS, family_of

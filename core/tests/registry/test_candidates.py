@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from vllm_core.api.ops import OPS
 from vllm_core.registry.candidates import collect, narrow, reference_offers, requested
 from vllm_core.registry.discover import Found

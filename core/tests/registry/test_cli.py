@@ -7,6 +7,7 @@ import json
 import os
 
 import pytest
+
 from vllm_core.cli import doctor, platforms, plugin
 from vllm_core.errors import ConfigError, UnknownPlatformError
 from vllm_core.registry.explain import from_json

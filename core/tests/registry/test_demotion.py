@@ -1,6 +1,7 @@
 """A provider that fails gives way to the next accepted one, with its whole family, and the Plan says so."""
 
 import pytest
+
 from vllm_core.api import DeviceFacts
 from vllm_core.errors import PlanError
 from vllm_core.registry.demotion import demote

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+
 from vllm_core.errors import ConfigError
 from vllm_core.registry.discover import Found, enabled, find, foreign
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from vllm_core.api.manifest import Check
 from vllm_core.registry.doctor import (
     check_devices,

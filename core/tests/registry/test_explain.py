@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from rich.console import Console
+
 from vllm_core.api.ops import family_of
 from vllm_core.registry.demotion import demote
 from vllm_core.registry.explain import MAX_LINES, from_json, to_json, to_tables, to_text

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from vllm_core.registry.hardware import KnownPlugin, known_plugins, scan
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from vllm_core.api.ops import family_of
 from vllm_core.errors import PlanError
 from vllm_core.registry.demotion import demote

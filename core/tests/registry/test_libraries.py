@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from vllm_core.registry.libraries import check_library, native_libraries, paths_tried
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="builds a library: no C compiler here")

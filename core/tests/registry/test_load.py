@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from vllm_core.api import DeviceFacts
 from vllm_core.errors import PluginError, UnsupportedError
 from vllm_core.registry.discover import find

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vllm_core.api import Accepted, Rejected
 from vllm_core.api.ops import family_of
 from vllm_core.errors import PlanError

@@ -4,6 +4,7 @@ import os
 import time
 
 import pytest
+
 from vllm_core.api import ProbeReport
 from vllm_core.errors import ConfigError
 from vllm_core.registry.discover import find

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vllm_core.api import DeviceFacts, NotImplementedYet, Partial, Rejected, Unsupported, Versioned
 from vllm_core.api.ops import family_of
 from vllm_core.errors import PlanError, PluginError, UnknownPlatformError

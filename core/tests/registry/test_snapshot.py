@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from vllm_core.api import Full, NotImplementedYet, Partial, Unsupported, Versioned
 from vllm_core.api.manifest import Check
 from vllm_core.errors import ConfigError, PluginError

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from vllm_core.api import load_entry
 from vllm_core.ops import check
 from vllm_cpu.backends import generic

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from vllm_core.api import DeviceFacts, MemoryBudgetError, UnsupportedError
 from vllm_cpu.device import MAPPED_BYTES, CpuDevice
 

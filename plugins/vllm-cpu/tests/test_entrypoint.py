@@ -7,6 +7,7 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
+
 from vllm_core.api import CAPABILITIES, OPS, PLATFORM_HOOKS, DeviceFacts, KVGroupSpec, load_entry
 from vllm_core.registry.validate import check_manifest
 from vllm_cpu import native, platform, plugin

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from vllm_core.api import UnsupportedError
 from vllm_core.ops import norm
 from vllm_cpu import native

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from vllm_core.api import OPS
 from vllm_core.ops import check, inputs, norm
 from vllm_core.ops.batch_inputs import StepRecipe

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from vllm_core.ops import check, inputs
 from vllm_cpu.backends import generic
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from vllm_cpu import probe
 
 CPUINFO = "processor : 0\nmodel name : Test CPU 9000\nflags : fpu avx2 fma\n\nprocessor : 1\nmodel name : Test CPU 9000\n"

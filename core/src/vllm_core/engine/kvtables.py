@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from vllm_core.api import KVGroupSpec
 from vllm_core.api.batch import NULL_BLOCK
@@ -32,9 +31,8 @@ class KVTables:
         # Prefixes are compared block by block, which needs one block size in all groups.
         self.caching = caching and bool(groups) and all(g.tokens_per_block == self.size for g in groups)
         self.queries = self.hits = 0
-        self._given: list[tuple[int, int, int, int]] = []
-        # By slot, because a request that goes before the next step must not change the table of the slot's next owner.
-        self._left: dict[int, list[tuple[int, int, int, int]]] = {}
+        self.changes: list[tuple[int, int, int, int]] = []
+        """Rows (group, slot, index, block) for the next packed difference."""
         self._short: tuple[BlockPool, int] | None = None
 
     def blocks_for(self, group: GroupLimits, num_tokens: int, chunk: int) -> int:
@@ -47,14 +45,6 @@ class KVTables:
     def usage(self) -> float:
         """Fraction of all blocks that requests own, of the fullest group."""
         return max((1 - pool.num_free / max(1, pool.num_blocks - 1) for pool in self.pools), default=0.0)
-
-    def changes(self) -> list[tuple[int, int, int, int]]:
-        """Take the rows (group, slot, index, block) for the next packed difference; each table entry occurs once."""
-        rows, self._given = self._given, []
-        if self._left:
-            rows = [*chain.from_iterable(self._left.values()), *rows]
-            self._left.clear()
-        return rows
 
     @property
     def still_short(self) -> bool:
@@ -93,7 +83,7 @@ class KVTables:
             pool.share(matched[index])
             matched[index].extend(pool.allocate(needed))
             request.freed[index] = next((i for i, block in enumerate(matched[index]) if block), len(matched[index]))
-            self._given.extend((index, request.slot, at, block) for at, block in enumerate(matched[index]) if block)
+            self.changes.extend((index, request.slot, at, block) for at, block in enumerate(matched[index]) if block)
         request.scheduled = request.done = start
         request.cached = start // self.size if self.size else 0
         self._set_limit(request)
@@ -109,7 +99,7 @@ class KVTables:
             if count > 0:
                 blocks = request.blocks[index]
                 for block in pool.allocate(count):
-                    self._given.append((index, request.slot, len(blocks), block))
+                    self.changes.append((index, request.slot, len(blocks), block))
                     blocks.append(block)
         self._set_limit(request)
         return True
@@ -153,8 +143,8 @@ class KVTables:
         for at in range(request.freed[index], min(first, len(blocks))):
             if blocks[at] != NULL_BLOCK:
                 self.pools[index].free((blocks[at],))
+                # The device's table keeps the old entry: no query reads behind the window.
                 blocks[at] = NULL_BLOCK
-                self._left.setdefault(request.slot, []).append((index, request.slot, at, NULL_BLOCK))
         request.freed[index] = first
 
     def distrust(self, request: Request) -> None:
@@ -165,7 +155,6 @@ class KVTables:
 
     def release(self, request: Request) -> None:
         """Give all blocks back, the end of the sequence first: its beginning is more likely to be asked for again."""
-        self._left.pop(request.slot, None)
         for pool, blocks in zip(self.pools, request.blocks, strict=True):
             pool.free(reversed(blocks))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -38,6 +38,12 @@ class Rows:
     max_query: int = 0
     max_seq: int = 0
 
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[tuple[Request, int, bool]]:
+        return zip(self.requests, self.counts, self.sampled, strict=True)
+
 
 def pack(
     admitted: Sequence[tuple[Request, int]], blocks: Sequence[tuple[int, int, int, int]], rows: Rows
@@ -45,7 +51,7 @@ def pack(
     """Lay out a step: admitted requests with the tokens they found cached, new block table entries, and the rows."""
     extras = [extra for request, _ in admitted for extra in _extras(request)]
     known = sum(len(request.tokens) for request, _ in admitted)
-    num_rows = len(rows.slots)
+    num_rows = len(rows)
     sizes = (len(admitted) * batch.ADMIT_WORDS, known, 4 * len(blocks), 5 * len(extras), 4 * num_rows)
     words = np.zeros(batch.HEADER_WORDS + sum(sizes), dtype=np.int32)
     at = batch.HEADER_WORDS

@@ -28,6 +28,7 @@ from vllm_core.api import (
     StepResult,
 )
 from vllm_core.api import batch as layout
+from vllm_core.ops.dtypes import TORCH_DTYPES
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -131,7 +132,7 @@ class ComposedProgram(StepProgram):
 
     def _allocate_tail(self, rows: int) -> None:
         spec, device = self.spec, self._device
-        dtype = getattr(torch, spec.dtype)
+        dtype = TORCH_DTYPES[spec.dtype]
         self._rows = rows
         self._hidden = device.allocate("workspace", (rows, spec.hidden_size), dtype)
         if spec.pooling is None:

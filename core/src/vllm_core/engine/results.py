@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from vllm_core.api import HostLogprobs, StepKey, StepResult, batch
 from vllm_core.engine.messages import TokenLogprobs
 from vllm_core.engine.request import Request
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 def num_logprobs(request: Request) -> int:
@@ -20,7 +27,8 @@ class Reader:
         self.tokens: list[int] = result.tokens[:, 0].tolist()
         self.nonfinite: list[bool] = result.nonfinite.tolist()
         self.any_nonfinite = True in self.nonfinite
-        self.pooled: list[list[float]] = [] if result.pooled is None else result.pooled.tolist()
+        # None stands for a vector that is not finite.
+        self.pooled: list[list[float] | None] = [] if result.pooled is None else _finite_rows(result.pooled)
         self.has_prompt_logprobs = bool(key.features & batch.F_PROMPT_LOGPROBS) and result.prompt_logprobs is not None
         self._logprobs = result.logprobs
         self._prompt = result.prompt_logprobs
@@ -45,6 +53,10 @@ class Reader:
                 for i in range(min(count, request.prompt_len - 1 - first))
             ]
         self._at += count
+
+
+def _finite_rows(pooled: npt.NDArray[np.float32]) -> list[list[float] | None]:
+    return [row.tolist() if finite else None for row, finite in zip(pooled, np.isfinite(pooled).all(axis=1), strict=True)]
 
 
 def _entry(source: HostLogprobs, row: int, token: int, k: int) -> TokenLogprobs:

@@ -23,6 +23,8 @@ from vllm_core.engine.queue import WaitingQueue
 from vllm_core.engine.request import Request
 from vllm_core.errors import RequestError
 
+_NOT_FINITE = "{}: not finite, NaN or infinity in the model's output"
+
 __all__ = ["GroupLimits", "ScheduledStep", "Scheduler", "SchedulerLimits"]
 
 
@@ -56,7 +58,7 @@ class ScheduledStep:
     @property
     def num_rows(self) -> int:
         """Rows of the step."""
-        return len(self.rows.requests)
+        return len(self.rows)
 
     @property
     def num_sampled(self) -> int:
@@ -205,7 +207,7 @@ class Scheduler:
                 break
         # Blocks that were just taken from one request must not bring in another, which would lose them again.
         admitted = [] if short or len(running) < before else self._admit(rows, budget)
-        return self._step(rows, admitted) if rows.requests else None
+        return self._step(rows, admitted) if len(rows) else None
 
     def _chunk(self, count: int, budget: int) -> int:
         """How many of ``count`` tokens this step computes; 0 where they must be computed whole and do not fit."""
@@ -287,7 +289,7 @@ class Scheduler:
 
     def _step(self, rows: Rows, admitted: list[tuple[Request, int]]) -> ScheduledStep:
         features = logprobs = 0
-        for request, count, sampled in zip(rows.requests, rows.counts, rows.sampled, strict=True):
+        for request, count, sampled in rows:
             if request.features:
                 wanted = request.features & ~batch.F_PROMPT_LOGPROBS if sampled else 0
                 if request.wants_prompt_logprobs and request.scheduled - count < request.prompt_len:
@@ -296,9 +298,10 @@ class Scheduler:
                 logprobs = max(logprobs, results.num_logprobs(request))
         rows.max_query = max(rows.counts)
         rows.num_tokens = sum(rows.counts)
-        packed = pack(admitted, self._tables.changes(), rows)
+        blocks, self._tables.changes = self._tables.changes, []
+        packed = pack(admitted, blocks, rows)
         tail: Literal["pool", "sample"] = "pool" if rows.requests[0].is_pooling else "sample"
-        key = StepKey(len(rows.requests), rows.num_tokens, rows.max_query, tail, features)
+        key = StepKey(len(rows), rows.num_tokens, rows.max_query, tail, features)
         return ScheduledStep(StepDelta(packed, logprobs), key, rows)
 
     # -- reading
@@ -321,7 +324,7 @@ class Scheduler:
                 if not request.finished:
                     updates.append(self._append(request, reader, index))
             elif reader.pooled and not request.finished:
-                updates.append(self._end(request, "stop", pooled=reader.pooled[row]))
+                updates.append(self._pool(request, reader.pooled[row]))
             if request.leaving:
                 self._leave(request)
             elif request.done >= request.settle_at:
@@ -334,7 +337,7 @@ class Scheduler:
         """Append a sampled token and check the stops that the host alone can check."""
         if reader.any_nonfinite and reader.nonfinite[index]:
             self._tables.distrust(request)
-            return self._end(request, "error", error="logits were not finite: NaN or infinity in the model's output")
+            return self._end(request, "error", error=_NOT_FINITE.format("logits"))
         token = reader.tokens[index]
         tokens = request.tokens
         tokens.append(token)
@@ -351,6 +354,11 @@ class Scheduler:
         if length >= request.max_length:
             return self._end(request, "length", update=update)
         return update
+
+    def _pool(self, request: Request, vector: list[float] | None) -> RequestUpdate:
+        if vector is None:
+            return self._end(request, "error", error=_NOT_FINITE.format("the pooled vector"))
+        return self._end(request, "stop", pooled=vector)
 
     def _first(self, request: Request, update: RequestUpdate) -> None:
         request.first_token_at = self._clock()

@@ -17,6 +17,7 @@ from vllm_core.layers.rope import cos_sin
 from vllm_core.layers.weights import WeightLoader
 from vllm_core.layers.workspace import Views, Workspace
 from vllm_core.models.spec import ModelSpec, RopeSpec
+from vllm_core.ops.dtypes import TORCH_DTYPES
 
 IGNORED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 """Buffers that old checkpoints carry."""
@@ -130,7 +131,7 @@ class Decoder:
 
     def __init__(self, spec: ModelSpec, device: Device, ops: BoundOps, *, max_tokens: int, max_model_len: int) -> None:
         self._spec, self._device, self._eps = spec, device, spec.norm_eps
-        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._dtype: torch.dtype = TORCH_DTYPES[spec.dtype]
         # transformers rounds the scale to the model's dtype before it multiplies.
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self._dtype))
         self._embed = ops.get("embedding", "embedding")

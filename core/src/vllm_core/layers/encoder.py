@@ -12,6 +12,7 @@ from vllm_core.layers.linear import BoundOps, PackedLinear
 from vllm_core.layers.weights import WeightLoader
 from vllm_core.layers.workspace import Views, Workspace
 from vllm_core.models.spec import ModelSpec
+from vllm_core.ops.dtypes import TORCH_DTYPES
 
 IGNORED = ("pooler.", "position_ids", "cls.")
 """Heads and buffers that checkpoints carry and embedding does not use."""
@@ -84,7 +85,7 @@ class Encoder:
 
     def __init__(self, spec: ModelSpec, device: Device, ops: BoundOps, *, max_tokens: int) -> None:
         self._spec, self._device = spec, device
-        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._dtype: torch.dtype = TORCH_DTYPES[spec.dtype]
         self._embed = ops.get("embedding", "embedding")
         self._add = ops.get("add", "residual")
         self._layer_norm = ops.get("layer_norm", "norm")

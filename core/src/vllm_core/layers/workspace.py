@@ -8,6 +8,7 @@ import torch
 
 from vllm_core.api import Device
 from vllm_core.models.spec import ModelSpec
+from vllm_core.ops.dtypes import TORCH_DTYPES
 
 MAX_CACHED_VIEWS = 1024
 """Numbers of tokens whose views are kept; a view is some hundred bytes of host memory."""
@@ -41,7 +42,7 @@ class Workspace:
     """The buffers. Their views are cached by number of tokens, because making them costs more than a decode op."""
 
     def __init__(self, spec: ModelSpec, device: Device, max_tokens: int) -> None:
-        dtype: torch.dtype = getattr(torch, spec.dtype)
+        dtype: torch.dtype = TORCH_DTYPES[spec.dtype]
 
         def buffer(width: int) -> torch.Tensor:
             return device.allocate("workspace", (max_tokens, width), dtype)

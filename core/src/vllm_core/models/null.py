@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_core.models.fields import Fields
 from vllm_core.models.spec import LayerSpec, ModelSpec
+from vllm_core.ops.dtypes import TORCH_DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +45,7 @@ class NullModel:
     def __init__(self, spec: ModelSpec, device: Device, *, max_tokens: int) -> None:
         import torch
 
-        self._hidden = device.allocate("workspace", (max_tokens, spec.hidden_size), getattr(torch, spec.dtype))
+        self._hidden = device.allocate("workspace", (max_tokens, spec.hidden_size), TORCH_DTYPES[spec.dtype])
         self._row = device.allocate("weights", (spec.vocab_size,), torch.float32)
         self._row[TOKEN] = 1.0
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vllm_core.ops.dtypes import TORCH_DTYPES
 from vllm_core.ops.norm import rms_norm
 from vllm_core.ops.rope import rotary_embedding
 from vllm_core.ops.rows import row_of_tokens
@@ -39,7 +40,7 @@ class KV:
 def kv_bind(memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, tokens_per_block: int) -> KV:
     """View uint8 [num_blocks, block_bytes]."""
     shape = (memory.shape[0], 2, tokens_per_block, num_kv_heads, head_size)
-    blocks = memory.view(getattr(torch, dtype)).view(shape)
+    blocks = memory.view(TORCH_DTYPES[dtype]).view(shape)
     return KV(blocks, blocks.view(-1, num_kv_heads, head_size), tokens_per_block)
 
 

@@ -21,6 +21,7 @@ from vllm_core.ops.batch_inputs import (
     logit_adjust,
     sample,
 )
+from vllm_core.ops.dtypes import TORCH_DTYPES
 from vllm_core.ops.shapes import CLASSES, ENCODER_CLASSES, KV_CLASSES, Shape, shape_of
 
 __all__ = ["SHAPE_CLASSES", "KVContent", "Weight", "advance", "batch_update", "build_step", "logit_adjust", "sample"]
@@ -50,7 +51,7 @@ def _generator(seed: int) -> torch.Generator:
 
 
 def _normal(generator: torch.Generator, dtype: str, *size: int, scale: float = 1.0) -> Tensor:
-    return (torch.randn(*size, generator=generator) * scale).to(getattr(torch, dtype))
+    return (torch.randn(*size, generator=generator) * scale).to(TORCH_DTYPES[dtype])
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -151,13 +152,13 @@ def linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
 def _content(shape: Shape, dtype: str, g: torch.Generator, *, empty: bool = False) -> KVContent:
     size = (shape.num_blocks, 2, shape.tokens_per_block, shape.num_kv_heads, shape.head_size)
     blocks = torch.zeros(size) if empty else torch.randn(size, generator=g)
-    return KVContent(blocks.to(getattr(torch, dtype)).float(), dtype)
+    return KVContent(blocks.to(TORCH_DTYPES[dtype]).float(), dtype)
 
 
 def kv_bind(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """Zeroed memory; its bytes per block are those of the reference layout, a harness takes the provider's."""
     shape = shape_of(shape_class)
-    item = getattr(torch, dtype).itemsize
+    item = TORCH_DTYPES[dtype].itemsize
     block_bytes = 2 * shape.tokens_per_block * shape.num_kv_heads * shape.head_size * item
     memory = torch.zeros(shape.num_blocks, block_bytes, dtype=torch.uint8)
     return memory, shape.num_kv_heads, shape.head_size, dtype, shape.tokens_per_block

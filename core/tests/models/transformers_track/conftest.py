@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+
 from vllm_core.api import OPS, Device, DeviceFacts, Eager, Event, MemoryStats, StepInputs
 from vllm_core.models import transformers_track
 

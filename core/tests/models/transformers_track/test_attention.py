@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import AttentionInterface
+
 from vllm_core.errors import ModelConfigError
 from vllm_core.models import transformers_track
 from vllm_core.models.transformers_track import attention

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from transformers import AutoConfig
+
 from vllm_core.errors import ModelConfigError
 from vllm_core.models import transformers_track
 from vllm_core.models.transformers_track.description import normalise

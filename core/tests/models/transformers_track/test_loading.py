@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 from transformers.utils import logging as hf_logging
+
 from vllm_core.errors import ModelConfigError, WeightsError
 from vllm_core.models import transformers_track
 from vllm_core.models.transformers_track.rewire import Linear

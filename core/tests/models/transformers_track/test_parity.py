@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel
+
 from vllm_core.config import ModelConfig
 from vllm_core.loader.source import open_model
 

@@ -7,8 +7,8 @@ import mmap
 from collections.abc import Sequence
 
 import torch
-from vllm_core.api import POOLS, Device, DeviceFacts, Eager, Event, MemoryBudgetError, MemoryStats, Pool
 
+from vllm_core.api import POOLS, Device, DeviceFacts, Eager, Event, MemoryBudgetError, MemoryStats, Pool
 from vllm_cpu import probe
 
 MAPPED_BYTES = 1 << 20

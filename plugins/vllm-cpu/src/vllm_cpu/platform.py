@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_core.api import ConfigPatch, DeviceFacts
-
 from vllm_cpu import native
 
 SIZES = frozenset({"kv_cache_memory_bytes", "num_gpu_blocks_override", "device_memory_utilization"})

@@ -20,7 +20,6 @@ from vllm_core.api import (
     Unsupported,
     hookimpl,
 )
-
 from vllm_cpu import platform
 from vllm_cpu import probe as probing
 from vllm_cpu.backends import generic

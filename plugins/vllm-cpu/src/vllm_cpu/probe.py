@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_core.api import Check, DeviceFacts, ProbeReport, UnsupportedError
-
 from vllm_cpu import native
 
 INTERESTING = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")

@@ -19,6 +19,7 @@ from vllm_core.errors import ModelConfigError, WeightsError
 from vllm_core.models.transformers_track import attention
 from vllm_core.models.transformers_track.description import RewiredSpec, model_class, normalise, refused
 from vllm_core.models.transformers_track.rewire import rewire
+from vllm_core.ops.dtypes import TORCH_DTYPES
 
 if TYPE_CHECKING:
     from vllm_core.engine.binding import BoundOps
@@ -59,7 +60,7 @@ class RewiredModel:
         self._config = config
         self._device = device
         self._ops = ops
-        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._dtype: torch.dtype = TORCH_DTYPES[spec.dtype]
         self._headless = spec.pooling is not None
         self._class = model_class(config, headless=self._headless, path=spec.classname)
         self._step = self._step_maker()

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 
 from vllm_core.api import KVGroupSpec, KVLayout, Offer
-
 from vllm_cpu.native import PACKAGED, VARIABLE
 
 PROVIDER = "vllm-cpu"

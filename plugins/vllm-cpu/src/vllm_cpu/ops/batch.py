@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
 from vllm_core.api import BatchState, StepInputs
 from vllm_core.api import batch as layout
-
 from vllm_cpu.ops.state import Int32s, Views, views
 
 _HEADER = layout.HEADER_WORDS

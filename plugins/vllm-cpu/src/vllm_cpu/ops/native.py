@@ -7,8 +7,8 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from vllm_core.api import UnsupportedError
 
+from vllm_core.api import UnsupportedError
 from vllm_cpu.native import CTensor, find
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int32: 3, torch.int64: 4}

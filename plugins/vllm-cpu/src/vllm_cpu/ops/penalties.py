@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
+
 from vllm_core.api import BatchState
 from vllm_core.api import batch as layout
-
 from vllm_cpu.ops.state import Int32s, Views, views
 
 Row = npt.NDArray[np.float32]

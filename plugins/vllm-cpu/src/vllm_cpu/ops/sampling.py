@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+
 from vllm_core.api import BatchState
 from vllm_core.api import batch as layout
-
 from vllm_cpu.ops.philox import uniform
 from vllm_cpu.ops.state import Views, views
 

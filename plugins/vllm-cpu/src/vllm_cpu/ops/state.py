@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from vllm_core.api import BatchState
 
 Int32s = npt.NDArray[np.int32]

@@ -1,0 +1,604 @@
+"""The scheduler's rules, one example each, on a device in plain Python."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_core.errors import RequestError
+
+
+def admitted(step, engine):
+    """Names of the requests that the step brings in."""
+    from vllm_core.api import batch
+
+    return step.delta.packed[batch.H_ADMITTED]
+
+
+def counts(step):
+    return {request.request_id: count for request, count, _ in step.rows}
+
+
+# -- ends
+
+
+def test_a_stop_token_ends_the_sequence_and_is_named(fake):
+    stop = fake.expected(fake.request(max_tokens=3), 64)[0][2]
+    request = fake.request(max_tokens=10, stops=[stop])
+    engine = fake.engine([fake.group()])
+    engine.add(request)
+    engine.run()
+    assert engine.ends["a"].finish_reason == "stop"
+    assert engine.ends["a"].stop_reason == stop
+    assert engine.tokens["a"][-1] == stop
+    assert stop not in engine.tokens["a"][:-1]
+
+
+def test_stop_tokens_do_not_end_the_sequence_before_min_tokens(fake):
+    request = fake.request(max_tokens=12, min_tokens=5, stops=range(6))
+    engine = fake.engine([fake.group()])
+    engine.add(request)
+    engine.run()
+    assert engine.tokens["a"][:5] == [6] * 5
+    assert engine.tokens["a"] == fake.expected(request, 64)[0]
+
+
+def test_max_tokens_ends_with_length(fake):
+    engine = fake.engine([fake.group()])
+    engine.add(fake.request("one", max_tokens=1), fake.request("four", max_tokens=4))
+    engine.run()
+    assert {name: len(tokens) for name, tokens in engine.tokens.items()} == {"one": 1, "four": 4}
+    assert {end.finish_reason for end in engine.ends.values()} == {"length"}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_context_ends_a_sequence_and_no_step_computes_past_it(fake, depth):
+    engine = fake.engine([fake.group()], max_model_len=12, depth=depth)
+    engine.add(fake.request("a", 11, max_tokens=1), fake.request("b", 9, max_tokens=100))
+    engine.run()
+    assert (len(engine.tokens["a"]), len(engine.tokens["b"])) == (1, 3)
+    computed = sum(counts(step).get("b", 0) for step in engine.steps)
+    assert computed == 11, "the last token is never computed"
+
+
+def test_a_stop_drops_what_was_scheduled_beyond_it(fake):
+    stop = fake.expected(fake.request(max_tokens=3), 64)[0][0]
+    engine = fake.engine([fake.group()], depth=3)
+    engine.add(fake.request(max_tokens=10, stops=[stop]))
+    engine.run()
+    assert engine.tokens["a"] == [stop]
+    assert len(engine.steps) == 3
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_logits_that_are_not_finite_fail_their_request_alone(fake, depth):
+    engine = fake.engine([fake.group()], depth=depth)
+    engine.add(fake.request("good", 5), fake.request("bad", [2, 2, 2]), fake.request("fine", [4, 4]))
+    engine.device.nonfinite.add("bad")
+    engine.run()
+    assert engine.ends["bad"].finish_reason == "error"
+    assert "not finite" in engine.ends["bad"].error
+    assert engine.tokens["bad"] == []
+    assert engine.tokens["good"] == fake.expected(fake.request("good", 5), 64)[0]
+    assert engine.tokens["fine"] == fake.expected(fake.request("fine", [4, 4]), 64)[0]
+
+
+def test_a_request_that_failed_leaves_nothing_in_the_prefix_cache(fake):
+    engine = fake.engine([fake.group()])
+    engine.device.nonfinite.add("bad")
+    engine.add(fake.request("bad", 9))
+    engine.run()
+    engine.add(fake.request("next", 9))
+    engine.run()
+    assert engine.scheduler.stats().prefix_hits == 0
+
+
+# -- log-probabilities
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 3])
+def test_prompt_logprobs_come_once_with_the_first_token_whatever_the_chunks(fake, threshold):
+    engine = fake.engine([fake.group()], long_prefill_token_threshold=threshold)
+    engine.add(fake.request("a", 10, prompt_logprobs=2), fake.request("b", 7))
+    engine.run()
+    given = [u.prompt_logprobs for u in engine.updates["a"]]
+    prompt = [i % fake.vocab for i in range(10)]
+    assert [entries is None for entries in given] == [False, True, True, True]
+    assert given[0][0] is None
+    assert [e.token for e in given[0][1:]] == prompt[1:]
+    assert [e.logprob for e in given[0][1:]] == [fake.logprob(prompt[:i], prompt[i]) for i in range(1, 10)]
+    assert all(e.top_ids == [0, 1] and e.top == [0.0, -1.0] for e in given[0][1:])
+    assert all(u.prompt_logprobs is None for u in engine.updates["b"])
+
+
+def test_prompt_logprobs_of_one_token_are_a_none(fake):
+    engine = fake.engine([fake.group()])
+    engine.add(fake.request("a", [3], prompt_logprobs=0))
+    engine.run()
+    assert engine.updates["a"][0].prompt_logprobs == [None]
+
+
+def test_prompt_logprobs_are_not_taken_from_the_prefix_cache(fake):
+    engine = fake.engine([fake.group()])
+    engine.add(fake.request("a", 9))
+    engine.run()
+    engine.add(fake.request("b", 9, prompt_logprobs=0))
+    engine.run()
+    assert len(engine.updates["b"][0].prompt_logprobs) == 9
+    assert engine.updates["b"][0].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_preemption_after_their_delivery_leaves_prompt_logprobs_as_they_were(fake, depth):
+    engine = fake.engine([fake.group(7, size=2)], depth=depth, prefix_caching=False)
+    engine.add(fake.request("first", 3, max_tokens=9), fake.request("late", 5, max_tokens=6, prompt_logprobs=0))
+    engine.run()
+    assert engine.scheduler.stats().preemptions > 0
+    given = [u.prompt_logprobs for u in engine.updates["late"] if u.prompt_logprobs is not None]
+    assert [len(entries) for entries in given] == [5]
+
+
+def test_logprobs_come_with_each_row_that_asks_and_with_as_many_as_it_asks_for(fake):
+    engine = fake.engine([fake.group()])
+    requests = [fake.request("a", 5, logprobs=3), fake.request("b", 4), fake.request("c", 3, logprobs=0)]
+    engine.add(*requests)
+    engine.run()
+    for name, k in (("a", 3), ("c", 0)):
+        known = [i % fake.vocab for i in range(5 if name == "a" else 3)]
+        for update in engine.updates[name]:
+            (entry,) = update.logprobs
+            assert [entry.token] == update.token_ids
+            assert entry.logprob == fake.logprob(known, entry.token)
+            assert entry.rank == entry.token + 1
+            assert entry.top_ids == list(range(k))
+            known += update.token_ids
+    assert all(update.logprobs is None for update in engine.updates["b"])
+
+
+# -- pooling
+
+
+@pytest.mark.parametrize("groups", [0, 1])
+def test_pooling_computes_whole_prompts_and_ends_with_a_vector(fake, groups):
+    engine = fake.engine([fake.group()] * groups, pooling_whole_prompt=True, max_num_batched_tokens=10, prefix_caching=False)
+    engine.add(*(fake.pooling(name, length) for name, length in (("a", 6), ("b", 4), ("c", 10), ("d", 1))))
+    engine.run()
+    assert [counts(step) for step in engine.steps] == [{"a": 6, "b": 4}, {"c": 10}, {"d": 1}]
+    assert {name: end.pooled[1] for name, end in engine.ends.items()} == {"a": 6.0, "b": 4.0, "c": 10.0, "d": 1.0}
+    assert {end.finish_reason for end in engine.ends.values()} == {"stop"}
+    assert all(step.key.tail == "pool" and step.key.features == 0 for step in engine.steps)
+
+
+def test_a_pooled_vector_that_is_not_finite_fails_its_request_alone(fake):
+    engine = fake.engine([], pooling_whole_prompt=True)
+    engine.device.nonfinite.add("bad")
+    engine.add(fake.pooling("good", 3), fake.pooling("bad", 4))
+    engine.run()
+    assert (engine.ends["good"].finish_reason, engine.ends["bad"].finish_reason) == ("stop", "error")
+    assert engine.ends["bad"].pooled is None
+    assert "not finite" in engine.ends["bad"].error
+
+
+# -- abort
+
+
+def test_abort_of_a_waiting_request_lets_the_next_one_in(fake):
+    engine = fake.engine([fake.group()], max_num_seqs=1)
+    engine.add(fake.request("a"), fake.request("b"), fake.request("c"))
+    engine.step()
+    engine.abort("b")
+    assert engine.scheduler.num_waiting == 1
+    engine.run()
+    assert engine.ends["b"].finish_reason == "abort"
+    assert engine.tokens["b"] == []
+    assert "b" not in {name for step in engine.steps for name in engine.names(step)}
+
+
+def test_abort_of_a_running_request_frees_its_slot_and_blocks_at_once(fake):
+    engine = fake.engine([fake.group()], max_num_seqs=1)
+    engine.add(fake.request("a", max_tokens=50), fake.request("b"))
+    engine.step()
+    engine.abort("a")
+    assert engine.scheduler.stats().kv_usage == 0
+    assert engine.names(engine.launch()) == ["b"]
+    engine.run()
+
+
+def test_abort_in_flight_keeps_the_blocks_until_the_step_is_read(fake):
+    engine = fake.engine([fake.group()], max_num_seqs=1, depth=2)
+    engine.add(fake.request("a", max_tokens=50), fake.request("b"))
+    engine.launch()
+    engine.launch()
+    engine.abort("a")
+    assert engine.scheduler.stats().kv_usage > 0
+    assert engine.launch() is None, "the slot may still be touched"
+    assert engine.read() == []
+    assert engine.scheduler.stats().kv_usage > 0
+    assert engine.read() == []
+    assert engine.scheduler.stats().kv_usage == 0
+    engine.run()
+    assert engine.tokens["a"] == []
+    assert engine.ends["b"].finish_reason == "length"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_abort_of_a_preempted_request_ends_it(fake, depth):
+    engine = fake.engine([fake.group(7, size=2)], depth=depth)
+    engine.add(fake.request("a", 3, max_tokens=9), fake.request("b", 5, max_tokens=6))
+    while not engine.scheduler.stats().preemptions:
+        engine.step()
+    engine.abort("b")
+    engine.run()
+    assert engine.ends["b"].finish_reason == "abort"
+    assert engine.tokens["a"] == fake.expected(fake.request("a", 3, max_tokens=9), 64)[0]
+
+
+def test_abort_passes_over_unknown_ids_and_repeated_ones(fake):
+    engine = fake.engine([fake.group()])
+    engine.add(fake.request("a"))
+    engine.abort("a", "nobody", "a")
+    engine.abort("a")
+    assert engine.scheduler.stats().finished == {"abort": 1}
+    assert not engine.scheduler.has_work
+
+
+def test_an_id_may_come_again_while_its_last_step_is_in_flight(fake):
+    engine = fake.engine([fake.group()], depth=2)
+    engine.add(fake.request("a", 5, max_tokens=20))
+    engine.launch()
+    engine.abort("a")
+    del engine.ends["a"]
+    engine.add(fake.request("a", 6))
+    engine.run()
+    assert engine.tokens["a"] == fake.expected(fake.request("a", 6), 64)[0]
+
+
+def test_fail_all_ends_every_request_with_the_reason(fake):
+    engine = fake.engine([fake.group()], max_num_seqs=1)
+    engine.add(fake.request("a"), fake.request("b"))
+    engine.step()
+    updates = engine.scheduler.fail_all("the device is gone")
+    assert [(u.request_id, u.finish_reason, u.error) for u in updates] == [
+        ("a", "error", "the device is gone"),
+        ("b", "error", "the device is gone"),
+    ]
+    assert not engine.scheduler.has_work
+    assert engine.scheduler.stats().kv_usage == 0
+
+
+# -- preemption and order
+
+
+def test_preemption_takes_the_last_in_order_which_goes_back_to_its_place(fake):
+    engine = fake.engine([fake.group(9, size=2)], max_num_seqs=3, prefix_caching=False)
+    requests = [fake.request(name, [i] * 4, max_tokens=9) for i, name in enumerate("abcd")]
+    engine.add(*requests)
+    seen = []
+    while len(engine.ends) < 4:
+        seen.append(engine.names(engine.launch()))
+        engine.read()
+    assert seen[0] == ["a", "b", "c"]
+    after = seen[next(i for i, names in enumerate(seen) if len(names) < 3)]
+    assert after == ["a", "b"], "c came last, so c gives way"
+    first_rows = list(dict.fromkeys(name for names in seen for name in names))
+    assert first_rows == ["a", "b", "c", "d"], "and comes again before d"
+    assert engine.scheduler.stats().preemptions > 0
+    engine.run()
+    assert all(engine.tokens[r.request_id] == fake.expected(r, 64)[0] for r in requests)
+
+
+def test_with_priority_the_less_urgent_one_is_preempted(fake):
+    engine = fake.engine([fake.group(6, size=2)], policy="priority", prefix_caching=False)
+    engine.add(fake.request("late", [1] * 3, max_tokens=6, priority=1))
+    engine.step()
+    engine.add(fake.request("urgent", [2] * 3, max_tokens=6, priority=0))
+    while not engine.scheduler.stats().preemptions:
+        engine.step()
+    engine.step()
+    assert engine.names(engine.steps[-1]) == ["urgent"]
+    engine.run()
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", "abcd"), ("priority", "dbca")])
+def test_who_waits_comes_in_by_arrival_or_by_priority_then_arrival(fake, policy, order):
+    engine = fake.engine([fake.group()], policy=policy, max_num_seqs=1)
+    for name, priority in zip("abcd", (2, 1, 1, -1), strict=True):
+        engine.add(fake.request(name, priority=priority, max_tokens=1))
+    engine.run()
+    assert [name for step in engine.steps for name in engine.names(step)] == list(order)
+
+
+def test_a_preempted_request_with_steps_in_flight_loses_no_token(fake):
+    engine = fake.engine([fake.group(7, size=2)], depth=3, prefix_caching=False)
+    requests = [fake.request("a", [1] * 3, max_tokens=9), fake.request("b", [2] * 5, max_tokens=7)]
+    engine.add(*requests)
+    engine.run()
+    assert engine.scheduler.stats().preemptions >= 1
+    assert all(engine.tokens[r.request_id] == fake.expected(r, 64)[0] for r in requests)
+
+
+def test_blocks_that_come_back_with_a_step_in_flight_are_waited_for(fake):
+    """One victim suffices, though its blocks come late."""
+    engine = fake.engine([fake.group(10, size=2)], depth=3, max_num_seqs=3, prefix_caching=False)
+    engine.add(*(fake.request(name, [i] * 5, max_tokens=6) for i, name in enumerate("abc")))
+    while not engine.scheduler.stats().preemptions:
+        engine.launch()
+    for _ in range(3):
+        engine.launch()
+    assert engine.scheduler.stats().preemptions == 1
+    engine.run()
+
+
+def test_nobody_overtakes_a_preempted_request_whose_steps_are_in_flight(fake):
+    engine = fake.engine([fake.group(7, size=2)], depth=2, prefix_caching=False)
+    engine.add(fake.request("a", [1] * 3, max_tokens=9), fake.request("b", [2] * 5, max_tokens=6))
+    while not engine.scheduler.stats().preemptions:
+        engine.step()
+    engine.add(fake.request("c", [3], max_tokens=1))
+    engine.run()
+    last_of_c = max(i for i, step in enumerate(engine.steps) if "c" in counts(step))
+    assert any("b" in counts(step) for step in engine.steps[last_of_c - 1 : last_of_c + 1])
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_window_as_large_as_its_pool_waits_for_its_own_steps_instead_of_starting_again(fake, depth, caching):
+    engine = fake.engine([fake.group(8, size=1, window=1)], depth=depth, max_num_batched_tokens=5, prefix_caching=caching)
+    request = fake.request("a", 30, max_tokens=8)
+    engine.add(request)
+    engine.run(max_steps=60)
+    assert engine.scheduler.stats().preemptions == 0
+    assert engine.tokens["a"] == fake.expected(request, 64)[0]
+
+
+# -- chunks
+
+
+def test_prompts_are_computed_in_chunks_beside_decoding(fake):
+    engine = fake.engine([fake.group()], max_num_batched_tokens=4, max_num_seqs=2)
+    engine.add(fake.request("a", 3, max_tokens=6), fake.request("b", 9, max_tokens=2))
+    engine.run()
+    assert [counts(step) for step in engine.steps[:5]] == [
+        {"a": 3, "b": 1},
+        *[{"a": 1, "b": 3}] * 2,
+        {"a": 1, "b": 2},
+        {"a": 1, "b": 1},
+    ]
+    assert [[sampled for *_, sampled in step.rows] for step in engine.steps[:4]] == [[True, False]] * 3 + [[True, True]]
+
+
+def test_without_chunks_a_prompt_waits_until_it_fits_whole(fake):
+    engine = fake.engine([fake.group()], max_num_batched_tokens=8, chunked_prefill=False)
+    engine.add(fake.request("a", 5, max_tokens=3), fake.request("b", 8, max_tokens=2))
+    engine.run()
+    assert [counts(step) for step in engine.steps] == [{"a": 5}, {"a": 1}, {"a": 1}, {"b": 8}, {"b": 1}]
+
+
+def test_without_chunks_a_preempted_sequence_longer_than_a_step_comes_back_in_pieces(fake):
+    engine = fake.engine([fake.group(8, size=2)], max_num_batched_tokens=6, chunked_prefill=False, prefix_caching=False)
+    requests = [fake.request("a", [1] * 4, max_tokens=9), fake.request("b", [2] * 5, max_tokens=8)]
+    engine.add(*requests)
+    engine.run(max_steps=80)
+    assert engine.scheduler.stats().preemptions > 0
+    assert all(engine.tokens[r.request_id] == fake.expected(r, 64)[0] for r in requests)
+
+
+def test_the_threshold_of_long_prompts_leaves_room_for_others(fake):
+    engine = fake.engine([fake.group()], long_prefill_token_threshold=3)
+    engine.add(fake.request("a", 8), fake.request("b", 2))
+    engine.run()
+    assert counts(engine.steps[0]) == {"a": 3, "b": 2}
+    assert counts(engine.steps[1]) == {"a": 3, "b": 1}
+
+
+# -- prefix cache
+
+
+def test_the_second_of_equal_prompts_computes_what_no_block_holds(fake):
+    engine = fake.engine([fake.group(size=4)])
+    engine.add(fake.request("a", 10))
+    engine.run()
+    engine.add(fake.request("b", 10))
+    engine.run()
+    assert counts(engine.steps[-4]) == {"b": 2}
+    assert [u.num_cached_tokens for u in engine.updates["b"]] == [8, 0, 0, 0]
+
+
+@pytest.mark.parametrize("length", [4, 8])
+def test_a_prompt_that_is_cached_whole_keeps_one_block_to_compute(fake, length):
+    engine = fake.engine([fake.group(size=4)])
+    engine.add(fake.request("a", length))
+    engine.run()
+    engine.add(fake.request("b", length))
+    engine.run()
+    assert counts(engine.steps[-4]) == {"b": 4}
+    assert engine.tokens["b"] == engine.tokens["a"]
+
+
+def test_output_is_found_again_as_the_prefix_of_the_next_turn(fake):
+    engine = fake.engine([fake.group(size=2)])
+    engine.add(fake.request("a", 5, max_tokens=5))
+    engine.run()
+    engine.add(fake.request("b", [i % fake.vocab for i in range(5)] + engine.tokens["a"] + [1]))
+    engine.run()
+    # The last token of an output is never computed, so its block is not there.
+    assert engine.updates["b"][0].num_cached_tokens == 8
+
+
+def test_salts_do_not_share(fake):
+    engine = fake.engine([fake.group(size=2)])
+    for name, salt in (("a", "x"), ("b", "y"), ("c", "x")):
+        engine.add(fake.request(name, 9, salt=salt))
+        engine.run()
+    assert [engine.updates[name][0].num_cached_tokens for name in "abc"] == [0, 0, 8]
+
+
+def test_hits_and_queries_are_counted_in_tokens_once_a_request(fake):
+    engine = fake.engine([fake.group(size=2)])
+    for name in "ab":
+        engine.add(fake.request(name, 7))
+        engine.run()
+    stats = engine.scheduler.stats()
+    assert (stats.prefix_queries, stats.prefix_hits) == (14, 6)
+    assert (stats.prompt_tokens, stats.generation_tokens) == (14, 8)
+
+
+def test_preemption_does_not_count_a_prompt_again(fake):
+    engine = fake.engine([fake.group(7, size=2)])
+    engine.add(fake.request("a", [1] * 3, max_tokens=9), fake.request("b", [2] * 5, max_tokens=6))
+    engine.run()
+    stats = engine.scheduler.stats()
+    assert stats.preemptions > 0
+    assert (stats.prompt_tokens, stats.prefix_queries, stats.generation_tokens) == (8, 8, 15)
+
+
+def test_resetting_the_cache_is_refused_while_blocks_are_in_use_and_forgets_all_else(fake):
+    engine = fake.engine([fake.group(size=2)])
+    engine.add(fake.request("a", 9))
+    engine.step()
+    assert not engine.scheduler.reset_prefix_cache()
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    engine.add(fake.request("b", 9))
+    engine.run()
+    assert engine.updates["b"][0].num_cached_tokens == 0
+
+
+def test_a_match_that_needs_the_last_blocks_is_admitted_without_evicting_itself(fake):
+    engine = fake.engine([fake.group(6, size=2)], max_num_seqs=2)
+    engine.add(fake.request("a", 7, max_tokens=2))
+    engine.run()
+    engine.add(fake.request("b", 7, max_tokens=3))
+    engine.run()
+    assert engine.updates["b"][0].num_cached_tokens == 6
+    assert engine.tokens["b"] == fake.expected(fake.request("b", 7, max_tokens=3), 64)[0]
+
+
+# -- windows
+
+
+def test_a_window_group_keeps_no_more_than_its_window_and_a_chunk(fake):
+    blocks, size, window, chunk = 41, 2, 6, 4
+    engine = fake.engine([fake.group(blocks, size, window)], max_num_batched_tokens=chunk)
+    engine.add(fake.request("a", 30, max_tokens=30))
+    held = []
+    while engine.scheduler.has_work:
+        engine.step()
+        held.append(round(engine.scheduler.stats().kv_usage * (blocks - 1)))
+    assert max(held) <= (window + chunk) // size
+    assert max(held[-20:-1]) <= window // size + 1
+
+
+def test_a_prefix_is_shared_across_groups_as_far_as_each_can_serve_it(fake):
+    groups = [fake.group(33, 2, None, 0), fake.group(12, 2, 4, 1)]
+    engine = fake.engine(groups, max_num_batched_tokens=8)
+    engine.add(fake.request("a", 20, max_tokens=2))
+    engine.run()
+    engine.add(fake.request("b", [i % fake.vocab for i in range(20)] + [5], max_tokens=3))
+    engine.run()
+    assert engine.updates["b"][0].num_cached_tokens == 20
+    engine.add(fake.request("c", [i % fake.vocab for i in range(8)] + [5], max_tokens=3))
+    engine.run()
+    assert engine.updates["c"][0].num_cached_tokens in {0, 8}
+
+
+def test_groups_of_different_block_sizes_run_without_a_prefix_cache(fake):
+    engine = fake.engine([fake.group(33, 2, None, 0), fake.group(12, 4, 4, 1)])
+    for name in "ab":
+        engine.add(fake.request(name, 9))
+        engine.run()
+    stats = engine.scheduler.stats()
+    assert (stats.prefix_queries, stats.prefix_hits) == (0, 0)
+    assert engine.tokens["a"] == engine.tokens["b"]
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize(
+    ("request_of", "options", "what"),
+    [
+        (lambda fake: fake.request("x", 64), {}, "context"),
+        (lambda fake: fake.request("x", []), {}, "context"),
+        (lambda fake: fake.pooling("x", 65), {"pooling_whole_prompt": True}, "context"),
+        (lambda fake: fake.request("x", 17), {"chunked_prefill": False}, "step"),
+        (lambda fake: fake.pooling("x", 17), {"pooling_whole_prompt": True}, "step"),
+        (lambda fake: fake.request("x", 20, max_tokens=30), {}, "KV cache"),
+        (lambda fake: fake.request("here", 3), {}, "id"),
+    ],
+)
+def test_what_can_never_run_is_refused_with_four_parts_and_leaves_nothing(fake, request_of, options, what):
+    engine = fake.engine([fake.group(10, size=4)], **options)
+    other = fake.pooling("here", 3) if "pooling_whole_prompt" in options else fake.request("here", 3)
+    engine.add(other)
+    with pytest.raises(RequestError, match=what) as error:
+        engine.scheduler.add(request_of(fake))
+    assert all((error.value.what, error.value.on, error.value.found, error.value.expected, error.value.fix))
+    assert engine.scheduler.num_waiting == 1
+    engine.run()
+
+
+def test_the_longest_request_that_fits_is_accepted(fake):
+    engine = fake.engine([fake.group(10, size=4)], max_model_len=36)
+    engine.add(fake.request("a", 35, max_tokens=100))
+    engine.run()
+    assert len(engine.tokens["a"]) == 1
+
+
+# -- counters, times, cost
+
+
+def test_ends_are_counted_by_reason(fake):
+    engine = fake.engine([fake.group()])
+    engine.device.nonfinite.add("bad")
+    engine.add(fake.request("a"), fake.request("b"), fake.request("bad"), fake.request("c", stops=range(7)), fake.request("d"))
+    engine.abort("d")
+    engine.run()
+    assert engine.scheduler.stats().finished == {"length": 2, "stop": 1, "error": 1, "abort": 1}
+
+
+def test_times_are_of_queue_prefill_and_decode(fake):
+    now = [0.0]
+    engine = fake.engine([fake.group()], clock=lambda: now[0], max_num_batched_tokens=5)
+    engine.add(fake.request("a", 10, max_tokens=3))
+    for moment in (2.0, 3.0, 7.0, 8.0):
+        now[0] = moment
+        engine.launch()
+        now[0] += 0.5
+        engine.read()
+    end = engine.ends["a"]
+    assert (end.queue_s, end.prefill_s, end.decode_s) == (2.0, 1.5, 5.0)
+
+
+def test_a_clock_that_starts_at_zero_counts_a_request_once(fake):
+    engine = fake.engine([fake.group(7, size=2)], clock=lambda: 0.0)
+    engine.add(fake.request("a", [1] * 3, max_tokens=9), fake.request("b", [2] * 5, max_tokens=6))
+    engine.run()
+    assert engine.scheduler.stats().preemptions > 0
+    assert engine.scheduler.stats().prompt_tokens == 8
+
+
+class Counting(list):
+    """A prompt that counts how often it is looked at."""
+
+    looks = 0
+
+    def __len__(self):
+        Counting.looks += 1
+        return super().__len__()
+
+
+def test_a_step_looks_at_no_request_behind_the_head_of_the_queue(fake, monkeypatch):
+    from vllm_core.engine.queue import WaitingQueue
+
+    engine = fake.engine([fake.group()], max_num_seqs=1)
+    engine.add(*(fake.request(f"r{i}", 3, max_tokens=20) for i in range(500)))
+    engine.step()
+    peeks = []
+    peek = WaitingQueue.peek
+    monkeypatch.setattr(WaitingQueue, "peek", lambda queue: peeks.append(1) or peek(queue))
+    orders = []
+    waiting = [entry for _, entry in engine.scheduler._waiting._heap]
+    assert len(waiting) == 499
+    engine.step()
+    assert len(peeks) <= 1
+    assert orders == []
