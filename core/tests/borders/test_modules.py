@@ -39,6 +39,11 @@ def test_the_host_side_of_the_engine_loads_no_torch(name):
     assert "torch" not in modules_after(f"import vllm_core.engine.{name}")
 
 
+@pytest.mark.parametrize("name", ["vllm_core.launch", "vllm_core.async_llm", "vllm_core.models.catalog"])
+def test_planning_and_the_servers_own_process_load_no_torch(name):
+    assert modules_after(f"import {name}") & {"torch", "transformers"} == set()
+
+
 HELP = """
 import contextlib, io
 from vllm_core.cli.main import main

@@ -87,7 +87,8 @@ class FakeDevice:
             self._prompt_logprobs(step, result, slot, first, end)
             self.computed[slot] = end
             if step.key.tail == "pool":
-                result.pooled.append([float(history_hash(known[:end]) % 97), float(end)])
+                value = np.nan if request.request_id in self.nonfinite else history_hash(known[:end]) % 97
+                result.pooled.append([float(value), float(end)])
             if sampled:
                 assert end == len(known), "a row samples before its last token"
                 known.append(self._sample(result, slot, known, request.request_id))
@@ -247,6 +248,11 @@ class FakeEngine:
         while len(self.in_flight) < self.depth and self.launch() is not None:
             pass
         return self.read() if self.in_flight else []
+
+    def advance(self) -> None:
+        """The smallest move: one step more in flight, or else one less."""
+        if len(self.in_flight) == self.depth or self.launch() is None:
+            self.read()
 
     def run(self, max_steps: int = 500) -> None:
         """Until nothing is left; the pools are empty then."""

@@ -15,13 +15,17 @@ CHATML = (
 SAME = {
     "chatml": CHATML,
     "tools": "{% if tools %}{% for t in tools %}{{ t | tojson(indent=2) }}\n{% endfor %}{% endif %}{{ messages[0].content }}",
-    "trimmed": "{%- for m in messages %}\n  {% if loop.last %}[{{ m.content | trim }}]{% else %}{{ m.role }}{% endif %}\n{% endfor -%}\n x",
-    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n ~ '/' ~ messages|length }}",
+    "trimmed": "{%- for m in messages %}\n  {% if loop.last %}[{{ m.content | trim }}]{% else %}"
+    "{{ m.role }}{% endif %}\n{% endfor -%}\n x",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+    "{{ ns.n ~ '/' ~ messages|length }}",
     "controls": "{% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
     "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
-    "macro": "{% macro say(m, sep='-') %}{{ sep }}{{ m.content }}{% endmacro %}{% for m in messages %}{{ say(m, sep='+') }}{% endfor %}",
+    "macro": "{% macro say(m, sep='-') %}{{ sep }}{{ m.content }}{% endmacro %}"
+    "{% for m in messages %}{{ say(m, sep='+') }}{% endfor %}",
     "dict": "{% set d = dict(a=1, b='x') %}{{ d.items() | list }}{{ documents is none }}{{ bos_token }}{{ range(3) | join }}",
-    "reasoning": "{% for m in messages %}{{ m.reasoning_content is defined }}{{ m.get('tool_calls') }}{{ m.content[::-1] }}{% endfor %}",
+    "reasoning": "{% for m in messages %}{{ m.reasoning_content is defined }}{{ m.get('tool_calls') }}"
+    "{{ m.content[::-1] }}{% endfor %}",
     "strings": "{{ messages[0].content.split(' ')[0] }}{{ '%s-%d' | format('a', 3) }}{{ 'ab' * 3 }}{{ 2 ** 5 }}{{ 'x' + 'y' }}",
 }
 

@@ -153,8 +153,7 @@ def ask(hub, tmp_path):
             timeout=120,
         )
         assert done.returncode == 0, done.stderr
-        got = json.loads(done.stdout.splitlines()[-1])
-        return got
+        return json.loads(done.stdout.splitlines()[-1])
 
     return call
 

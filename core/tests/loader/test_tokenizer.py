@@ -14,12 +14,38 @@ from vllm_core.loader.source import open_model
 from vllm_core.loader.tokenizer import Tokenizer, byte_alphabet, bytes_of
 
 CORPUS = [
-    "", " ", "\n", "\t\t x", "Hello world", " leading", "trailing ", "1234567890 12 3.14 1,000", "x" * 300,
-    "a b  c   d    e     f", "def f(x):\n    return x**2  # comment\n\n\n\tif x:\r\n    12\n", "v    5", "naïve “q” ½ ² ٣٤ १२३ Ⅷ",
-    "日本語 中文 한국어", "🙂👩‍👩‍👧‍👦🏳️‍🌈", "\u200b\ufeff\u00a0 nbsp", "<|im_start|>user\nhi<|im_end|>", "<bos>a<eos> <unk> <pad> <mask>",
-    "<|endoftext|><repo_name>a", "I'm you're WE'LL 'tis", "e\u0301 \u0300", "אבג العربية ไทย हिन्दी", "\x00\x01\x7f", "<0x41><0xE2> ▁ ▁▁x",
-    "a\u2028b\u2029c\u0085d", "http://a.b/c?d=e&f=g#h", "𝔘𝔫𝔦 𐍈", '{"a": [1, 2, {"b": null}]}', "\n" * 6, " " * 30 + "x", "<unused1>[multimodal]",
-]  # fmt: skip
+    "",
+    " ",
+    "\n",
+    "\t\t x",
+    "Hello world",
+    " leading",
+    "trailing ",
+    "1234567890 12 3.14 1,000",
+    "x" * 300,
+    "a b  c   d    e     f",
+    "def f(x):\n    return x**2  # comment\n\n\n\tif x:\r\n    12\n",
+    "v    5",
+    "naïve “q” ½ ² ٣٤ १२३ Ⅷ",
+    "日本語 中文 한국어",
+    "🙂👩‍👩‍👧‍👦🏳️‍🌈",
+    "\u200b\ufeff\u00a0 nbsp",
+    "<|im_start|>user\nhi<|im_end|>",
+    "<bos>a<eos> <unk> <pad> <mask>",
+    "<|endoftext|><repo_name>a",
+    "I'm you're WE'LL 'tis",
+    "e\u0301 \u0300",
+    "אבג العربية ไทย हिन्दी",
+    "\x00\x01\x7f",
+    "<0x41><0xE2> ▁ ▁▁x",
+    "a\u2028b\u2029c\u0085d",
+    "http://a.b/c?d=e&f=g#h",
+    "𝔘𝔫𝔦 𐍈",
+    '{"a": [1, 2, {"b": null}]}',
+    "\n" * 6,
+    " " * 30 + "x",
+    "<unused1>[multimodal]",
+]
 SMOLLM, GEMMA, MINILM = "SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf", "all-minilm-l6-v2"
 
 
@@ -30,7 +56,7 @@ def smollm(model_file):
 
 def bytes_backend() -> tokenizers.Tokenizer:
     """A byte-level vocabulary of the 256 bytes."""
-    vocab = {character: byte for character, byte in byte_alphabet().items()}
+    vocab = byte_alphabet()
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

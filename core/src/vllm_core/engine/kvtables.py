@@ -30,6 +30,12 @@ class KVTables:
         self.size = groups[0].tokens_per_block if groups else 0
         # Prefixes are compared block by block, which needs one block size in all groups.
         self.caching = caching and bool(groups) and all(g.tokens_per_block == self.size for g in groups)
+        self._sizes = [group.tokens_per_block for group in groups]
+        self._windows = [
+            (index, group.spec.window, group.tokens_per_block)
+            for index, group in enumerate(groups)
+            if group.spec.window is not None
+        ]
         self.queries = self.hits = 0
         self.changes: list[tuple[int, int, int, int]] = []
         """Rows (group, slot, index, block) for the next packed difference."""
@@ -92,27 +98,28 @@ class KVTables:
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for ``num_tokens`` in all; False, and nothing done, where a pool has too few blocks."""
-        missing = [-(-num_tokens // g.tokens_per_block) - len(b) for g, b in zip(self.groups, request.blocks, strict=True)]
-        if any(count > pool.num_free for pool, count in zip(self.pools, missing, strict=True)):
-            return False
-        for index, (pool, count) in enumerate(zip(self.pools, missing, strict=True)):
+        for pool, size, blocks in zip(self.pools, self._sizes, request.blocks, strict=True):
+            if -(-num_tokens // size) - len(blocks) > pool.num_free:
+                return False
+        for index, (pool, size, blocks) in enumerate(zip(self.pools, self._sizes, request.blocks, strict=True)):
+            held = len(blocks)
+            count = -(-num_tokens // size) - held
             if count > 0:
-                blocks = request.blocks[index]
-                for block in pool.allocate(count):
-                    self.changes.append((index, request.slot, len(blocks), block))
-                    blocks.append(block)
+                blocks += pool.allocate(count)
+                self.changes += [(index, request.slot, at, blocks[at]) for at in range(held, held + count)]
         self._set_limit(request)
         return True
 
     def _set_limit(self, request: Request) -> None:
-        held = [len(b) * g.tokens_per_block for g, b in zip(self.groups, request.blocks, strict=True)]
-        request.limit = min(held, default=1 << 62)
+        limit = 1 << 62
+        for size, blocks in zip(self._sizes, request.blocks, strict=True):
+            limit = min(limit, len(blocks) * size)
+        request.limit = limit
 
     def _set_settle(self, request: Request) -> None:
         at = (request.cached + 1) * self.size if self.caching else 1 << 62
-        for freed, group in zip(request.freed, self.groups, strict=True):
-            if group.spec.window is not None:
-                at = min(at, (freed + 1) * group.tokens_per_block + group.spec.window - 1)
+        for index, window, size in self._windows:
+            at = min(at, (request.freed[index] + 1) * size + window - 1)
         request.settle_at = at
 
     def settle(self, request: Request) -> None:
@@ -121,11 +128,8 @@ class KVTables:
             full = min(request.done, len(request.tokens)) // self.size
             if full > request.cached:
                 self._cache(request, full)
-        for index, group in enumerate(self.groups):
-            window = group.spec.window
-            if window is None:
-                continue
-            first = max(0, (request.done - window + 1) // group.tokens_per_block)
+        for index, window, size in self._windows:
+            first = (request.done - window + 1) // size
             if first > request.freed[index]:
                 self._leave(request, index, first)
         self._set_settle(request)

@@ -30,13 +30,32 @@ class Rows:
     """The rows of one step, in order: column by column, because that is how they are packed."""
 
     requests: list[Request] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
     num_tokens: int = 0
     num_sampled: int = 0
     max_query: int = 0
     max_seq: int = 0
+    features: int = 0
+
+    def add(self, request: Request, count: int) -> None:
+        """Add a row, and count in the request what it will have done once the step is read."""
+        scheduled = request.scheduled + count
+        request.scheduled = scheduled
+        request.in_flight += 1
+        sampled = scheduled == request.length and not request.is_pooling
+        if sampled:
+            request.length = scheduled + 1
+            self.num_sampled += 1
+        self.requests.append(request)
+        self.counts.append(count)
+        self.sampled.append(sampled)
+        self.features |= request.features
+        self.num_tokens += count
+        if count > self.max_query:
+            self.max_query = count
+        if scheduled > self.max_seq:
+            self.max_seq = scheduled
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -67,7 +86,7 @@ def pack(
             words[at : at + len(values)] = values
             at += len(values)
     steps = words[at:].reshape(-1, 4)
-    steps[:, 0] = rows.slots
+    steps[:, 0] = [request.slot for request in rows.requests]
     steps[:, 1] = 1 if rows.max_query == 1 else rows.counts
     steps[:, 2] = 1 if rows.num_sampled == num_rows else rows.sampled
     words[: batch.H_MAX_SEQ + 1] = (

@@ -6,10 +6,10 @@ who might.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from struct import pack
 
 from vllm_core.api.batch import NULL_BLOCK
 
@@ -18,11 +18,15 @@ DIGEST_BYTES = 16
 
 def extend(hashes: list[bytes], tokens: Sequence[int], size: int, salt: str) -> None:
     """Append the hashes of blocks of ``size`` tokens that ``tokens`` fill and ``hashes`` lacks."""
-    for start in range(len(hashes) * size, len(tokens) - size + 1, size):
-        digest = blake2b(digest_size=DIGEST_BYTES)
-        digest.update(hashes[-1] if hashes else _root(salt))
-        digest.update(array("i", tokens[start : start + size]).tobytes())
-        hashes.append(digest.digest())
+    begin, end = len(hashes) * size, len(tokens) // size * size
+    if begin == end:
+        return
+    # Four bytes a token; `struct` packs a list several times faster than `array`.
+    words = pack(f"{end - begin}i", *tokens[begin:end])
+    parent = hashes[-1] if hashes else _root(salt)
+    for at in range(0, len(words), 4 * size):
+        parent = blake2b(parent + words[at : at + 4 * size], digest_size=DIGEST_BYTES).digest()
+        hashes.append(parent)
 
 
 @lru_cache(maxsize=1024)

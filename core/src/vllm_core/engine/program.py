@@ -86,6 +86,27 @@ def allocate_state(device: Device, shape: StateShape) -> BatchState:
     )
 
 
+class _Rows:
+    """Where sampled tokens and flags go, on the device and on the host, cut to ``count`` rows."""
+
+    __slots__ = ("_host", "_whole", "count", "counts", "nonfinite", "nonfinite_host", "tokens", "tokens_host")
+
+    def __init__(self, device: Device, rows: int) -> None:
+        self._whole = (device.allocate("workspace", (rows, 1), torch.int32), device.allocate("workspace", (rows,), torch.bool))
+        if device.facts.memory_kind == "host":
+            self._host = self._whole
+        else:
+            self._host = (device.pinned((rows, 1), torch.int32), device.pinned((rows,), torch.bool))
+        self.cut(rows)
+
+    def cut(self, count: int) -> None:
+        """Steps often have as many rows as the one before: then nothing is cut again."""
+        self.count = count
+        self.counts = np.ones(count, dtype=np.int32)
+        self.tokens, self.nonfinite = (tensor[:count] for tensor in self._whole)
+        self.tokens_host, self.nonfinite_host = (tensor[:count] for tensor in self._host)
+
+
 class _Handle:
     """A step whose results are on the host once the event (if any) has passed."""
 
@@ -129,6 +150,7 @@ class ComposedProgram(StepProgram):
         self._allocate_tail(rows)
         self._stages: list[tuple[torch.Tensor, torch.Tensor, Event] | None] = [None] * STAGES
         self._turn = 0
+        self._no_autograd = torch.inference_mode()
 
     def _allocate_tail(self, rows: int) -> None:
         spec, device = self.spec, self._device
@@ -136,12 +158,11 @@ class ComposedProgram(StepProgram):
         self._rows = rows
         self._hidden = device.allocate("workspace", (rows, spec.hidden_size), dtype)
         if spec.pooling is None:
-            self._logits = device.allocate("workspace", (rows, spec.vocab_size), torch.float32)
+            self._logits = self._all_logits = device.allocate("workspace", (rows, spec.vocab_size), torch.float32)
         else:
             self._pooled = [device.allocate("workspace", (rows, spec.hidden_size), torch.float32) for _ in range(STAGES)]
         # Tokens and flags of steps in flight must not be overwritten, so they rotate with the staging buffers.
-        self._tokens = [device.allocate("workspace", (rows, 1), torch.int32) for _ in range(STAGES)]
-        self._nonfinite = [device.allocate("workspace", (rows,), torch.bool) for _ in range(STAGES)]
+        self._results = [_Rows(device, rows) for _ in range(STAGES)]
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Pass the weights to the model."""
@@ -153,17 +174,25 @@ class ComposedProgram(StepProgram):
 
     def run(self, executable: Any, delta: StepDelta) -> StepHandle:
         """Run one step; returns before the device is done where it is asynchronous."""
-        key: StepKey = executable
+        with self._no_autograd:
+            return self._run(executable, delta)
+
+    def _run(self, key: StepKey, delta: StepDelta) -> StepHandle:
+        header: list[int] = delta.packed[: layout.HEADER_WORDS].tolist()
         packed = self._stage(delta.packed)
         self._turn = (self._turn + 1) % STAGES
-        self._mirror_features(delta.packed)
-        header = delta.packed[: layout.HEADER_WORDS].tolist()
+        if header[layout.H_ADMITTED]:
+            self._mirror_features(delta.packed, header[layout.H_ADMITTED])
         self._batch_update(self.state, packed, header)
         inputs: StepInputs = self._build_step(self.state, packed, header)
         hidden = self._model.forward(inputs, self._kv)
+        rows = self._results[self._turn]
+        count = header[layout.H_NUM_SAMPLED]
+        if count != rows.count:
+            rows.cut(count)
         if key.tail == "pool":
-            return self._pool_tail(inputs, hidden)
-        return self._sample_tail(key, delta, inputs, hidden)
+            return self._pool_tail(rows, inputs, hidden)
+        return self._sample_tail(rows, key, delta, inputs, hidden)
 
     def _stage(self, packed: npt.NDArray[np.int32]) -> torch.Tensor:
         """One copy to the device, from pinned memory where that is not the host itself."""
@@ -187,42 +216,41 @@ class ComposedProgram(StepProgram):
         event.record()
         return target[: host.numel()]
 
-    def _mirror_features(self, packed: npt.NDArray[np.int32]) -> None:
+    def _mirror_features(self, packed: npt.NDArray[np.int32], admitted: int) -> None:
         """Remember each slot's features on the host: prompt log-probabilities need rows without asking the device."""
-        admitted = int(packed[layout.H_ADMITTED])
-        if admitted:
-            end = layout.HEADER_WORDS + admitted * layout.ADMIT_WORDS
-            records = packed[layout.HEADER_WORDS : end].reshape(admitted, layout.ADMIT_WORDS)
-            self._features[records[:, layout.A_SLOT]] = records[:, layout.A_FEATURES]
+        end = layout.HEADER_WORDS + admitted * layout.ADMIT_WORDS
+        records = packed[layout.HEADER_WORDS : end].reshape(admitted, layout.ADMIT_WORDS)
+        self._features[records[:, layout.A_SLOT]] = records[:, layout.A_FEATURES]
 
-    def _sample_tail(self, key: StepKey, delta: StepDelta, inputs: StepInputs, hidden: torch.Tensor) -> StepHandle:
-        count = int(delta.packed[layout.H_NUM_SAMPLED])
+    def _sample_tail(
+        self, rows: _Rows, key: StepKey, delta: StepDelta, inputs: StepInputs, hidden: torch.Tensor
+    ) -> StepHandle:
         prompt = self._prompt_logprobs(delta, inputs, hidden) if key.features & layout.F_PROMPT_LOGPROBS else None
-        tokens = self._tokens[self._turn][:count]
-        nonfinite = self._nonfinite[self._turn][:count]
+        tokens = rows.tokens
         logprobs: Logprobs | None = None
-        if count:
-            logits = self._logits_of(inputs, hidden, count)
+        if rows.count:
+            logits = self._logits_of(inputs, hidden, rows.count)
             slots, lengths = inputs.sample_slots, inputs.sample_lengths
             raw = logits.clone() if key.features & layout.F_LOGPROBS and key.features & _ADJUST else logits
             if key.features & _ADJUST:
                 self._adjust(logits, self.state, slots, lengths, key.features)
             if delta.mask_rows:
                 self._apply_masks(logits, delta)
-            self._sample(tokens, nonfinite, logits, self.state, slots, lengths, key.features)
+            self._sample(tokens, rows.nonfinite, logits, self.state, slots, lengths, key.features)
             if key.features & layout.F_LOGPROBS:
                 logprobs = self._logprobs(raw, tokens[:, 0].long(), delta.num_logprobs)
         self._advance(self.state, inputs, tokens)
-        return self._finish(tokens, nonfinite, logprobs, prompt)
+        return self._finish(rows, logprobs, prompt)
 
     def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor, count: int) -> torch.Tensor:
         rows = hidden
         if count != inputs.num_tokens:
             rows = self._hidden[:count]
             self._gather(rows, hidden, inputs.sample_rows)
-        logits = self._logits[:count]
-        self._model.logits(logits, rows)
-        return logits
+        if count != len(self._logits):
+            self._logits = self._all_logits[:count]
+        self._model.logits(self._logits, rows)
+        return self._logits
 
     def _apply_masks(self, logits: torch.Tensor, delta: StepDelta) -> None:
         rows = torch.tensor(sorted(delta.mask_rows), dtype=torch.int64)
@@ -246,7 +274,7 @@ class ComposedProgram(StepProgram):
             part = where[begin : begin + self._rows]
             rows = self._hidden[: len(part)]
             self._gather(rows, hidden, part)
-            logits = self._logits[: len(part)]
+            logits = self._all_logits[: len(part)]
             self._model.logits(logits, rows)
             parts.append(self._logprobs(logits, following[begin : begin + self._rows], delta.num_logprobs))
         return Logprobs(
@@ -256,30 +284,27 @@ class ComposedProgram(StepProgram):
             torch.cat([p.top for p in parts]),
         )
 
-    def _pool_tail(self, inputs: StepInputs, hidden: torch.Tensor) -> StepHandle:
+    def _pool_tail(self, rows: _Rows, inputs: StepInputs, hidden: torch.Tensor) -> StepHandle:
         assert self._pool is not None, "a pooling step of a model that does not pool"
         out = self._pooled[self._turn][: inputs.num_rows]
         self._pool(out, hidden, inputs.query_start, self.spec.pooling, self.spec.normalize_pooled)
-        self._advance(self.state, inputs, self._tokens[self._turn][:0])
-        return self._finish(self._tokens[self._turn][:0], self._nonfinite[self._turn][:0], None, None, pooled=out)
+        self._advance(self.state, inputs, rows.tokens)
+        return self._finish(rows, None, None, pooled=out)
 
     def _finish(
-        self,
-        tokens: torch.Tensor,
-        nonfinite: torch.Tensor,
-        logprobs: Logprobs | None,
-        prompt: Logprobs | None,
-        pooled: torch.Tensor | None = None,
+        self, rows: _Rows, logprobs: Logprobs | None, prompt: Logprobs | None, pooled: torch.Tensor | None = None
     ) -> StepHandle:
         """Start the copies to the host and return the handle that waits for them."""
-        host_tokens = self._to_host(tokens)
+        if not self._host_memory:
+            rows.tokens_host.copy_(rows.tokens, non_blocking=True)
+            rows.nonfinite_host.copy_(rows.nonfinite, non_blocking=True)
         result = StepResult(
-            tokens=host_tokens,
-            counts=np.ones(len(host_tokens), dtype=np.int32),
-            nonfinite=self._to_host(nonfinite),
-            logprobs=self._host_logprobs(logprobs),
-            prompt_logprobs=self._host_logprobs(prompt),
-            pooled=None if pooled is None else self._to_host(pooled),
+            rows.tokens_host.numpy(),
+            rows.counts,
+            rows.nonfinite_host.numpy(),
+            None if logprobs is None else self._host_logprobs(logprobs),
+            None if prompt is None else self._host_logprobs(prompt),
+            None if pooled is None else self._to_host(pooled),
         )
         if not self._device.asynchronous:
             return _Handle(result, None)
@@ -287,9 +312,7 @@ class ComposedProgram(StepProgram):
         event.record()
         return _Handle(result, event)
 
-    def _host_logprobs(self, value: Logprobs | None) -> HostLogprobs | None:
-        if value is None:
-            return None
+    def _host_logprobs(self, value: Logprobs) -> HostLogprobs:
         return HostLogprobs(*(self._to_host(t) for t in (value.chosen, value.rank, value.top_ids, value.top)))
 
     def _to_host(self, tensor: torch.Tensor) -> Any:

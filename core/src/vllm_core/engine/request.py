@@ -15,7 +15,9 @@ class Request:
     done       tokens whose KV is written by steps that have been read
     limit      tokens that the blocks hold
     settle_at  value of `done` from which a block is full, or left by its window
+    look_at    value of `len(tokens)` from which more is to be done than handing a token over: the first, the last
     leaving    no longer running, but steps in flight may still touch its blocks
+    is_pooling  the prompt becomes a vector; no token is sampled
     """
 
     __slots__ = (
@@ -29,9 +31,11 @@ class Request:
         "freed",
         "hashes",
         "in_flight",
+        "is_pooling",
         "leaving",
         "length",
         "limit",
+        "look_at",
         "max_length",
         "min_length",
         "num_cached_tokens",
@@ -54,12 +58,14 @@ class Request:
     ) -> None:
         self.request = request
         self.request_id = request.request_id
+        self.is_pooling = request.params is None
         self.order = order
         self.queued_at = queued_at
         self.tokens = list(request.prompt_token_ids)
         self.prompt_len = len(self.tokens)
         # A prompt that is pooled never reaches its limit: it ends with its vector.
         self.max_length = min(self.prompt_len + request.max_tokens, max_model_len) if request.params else self.prompt_len + 1
+        self.look_at = self.prompt_len + 1
         self.min_length = self.prompt_len + (request.params.min_tokens if request.params else 0)
         self.stops = frozenset(request.stop_token_ids)
         self.features = _features(request)
@@ -83,11 +89,6 @@ class Request:
         self.blocks: list[list[int]] = [[] for _ in range(num_groups)]
         self.freed = [0] * num_groups
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
-
-    @property
-    def is_pooling(self) -> bool:
-        """Whether the prompt becomes a vector; no token is sampled."""
-        return self.request.params is None
 
 
 def _features(request: EngineRequest) -> int:

@@ -53,7 +53,7 @@ class ScheduledStep:
     @property
     def num_tokens(self) -> int:
         """Tokens of the step."""
-        return self.rows.num_tokens
+        return self.key.tokens
 
     @property
     def num_rows(self) -> int:
@@ -79,7 +79,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: list[Request] = []
         self._slots = list(range(limits.max_num_seqs - 1, -1, -1))
-        self._num_leaving = 0
+        self._num_leaving = self._num_returning = 0
         self._stuck: Request | None = None
         self._arrivals = self._preemptions = self._prompt_tokens = self._generated = 0
         self._finished: Counter[str] = Counter()
@@ -119,7 +119,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a slot, preempted ones included."""
-        return len(self._waiting)
+        return len(self._waiting) + self._num_returning
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False while some are in use."""
@@ -129,7 +129,7 @@ class Scheduler:
         """Counters since start and gauges now."""
         return EngineStats(
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=self.num_waiting,
             kv_usage=self._tables.usage,
             prefix_queries=self._tables.queries,
             prefix_hits=self._tables.hits,
@@ -187,7 +187,7 @@ class Scheduler:
         before = len(running)
         budget = self._limits.max_num_batched_tokens
         short = False
-        # `_make_room` shortens the list from its end, which ends this loop early.
+        # Once a step for every running request. `_make_room` shortens the list from its end, which ends this loop early.
         for request in running:
             length, start = request.length, request.scheduled
             count = length - start
@@ -201,12 +201,14 @@ class Scheduler:
             if start + count > request.limit and (short or not self._make_room(request, start + count)):
                 short = True
                 continue
-            self._take(rows, request, count)
+            rows.add(request, count)
             budget -= count
             if not budget:
                 break
-        # Blocks that were just taken from one request must not bring in another, which would lose them again.
-        admitted = [] if short or len(running) < before else self._admit(rows, budget)
+        # Blocks that were just taken from one request must not bring in another, which would lose them again; and nobody
+        # overtakes one that goes back to the queue once its steps have been read.
+        held = short or self._num_returning or len(running) < before
+        admitted = [] if held else self._admit(rows, budget)
         return self._step(rows, admitted) if len(rows) else None
 
     def _chunk(self, count: int, budget: int) -> int:
@@ -216,22 +218,6 @@ class Scheduler:
         if (limits.pooling_whole_prompt or not limits.chunked_prefill) and count <= limits.max_num_batched_tokens:
             return count if count <= budget else 0
         return min(count, budget, limits.long_prefill_token_threshold or budget)
-
-    def _take(self, rows: Rows, request: Request, count: int) -> None:
-        """Add a row, and count what it will have done. The hot path: once a step for every running request."""
-        scheduled = request.scheduled + count
-        request.scheduled = scheduled
-        request.in_flight += 1
-        sampled = scheduled == request.length and not request.is_pooling
-        if sampled:
-            request.length += 1
-            rows.num_sampled += 1
-        rows.requests.append(request)
-        rows.slots.append(request.slot)
-        rows.counts.append(count)
-        rows.sampled.append(sampled)
-        if scheduled > rows.max_seq:
-            rows.max_seq = scheduled
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Grow the request's tables, preempting whoever comes last; False where the request cannot run in this step."""
@@ -245,6 +231,7 @@ class Scheduler:
             self._preemptions += 1
             if victim.in_flight:
                 self._set_leaving(victim)
+                self._num_returning += 1
                 return False
             self._release(victim)
             self._waiting.push(victim)
@@ -273,7 +260,7 @@ class Scheduler:
             self._start(request, start)
             admitted.append((request, start))
             budget -= count
-            self._take(rows, request, count)
+            rows.add(request, count)
         return admitted
 
     def _start(self, request: Request, start: int) -> None:
@@ -289,15 +276,12 @@ class Scheduler:
 
     def _step(self, rows: Rows, admitted: list[tuple[Request, int]]) -> ScheduledStep:
         features = logprobs = 0
-        for request, count, sampled in rows:
-            if request.features:
-                wanted = request.features & ~batch.F_PROMPT_LOGPROBS if sampled else 0
-                if request.wants_prompt_logprobs and request.scheduled - count < request.prompt_len:
-                    wanted |= batch.F_PROMPT_LOGPROBS
-                features |= wanted
-                logprobs = max(logprobs, results.num_logprobs(request))
-        rows.max_query = max(rows.counts)
-        rows.num_tokens = sum(rows.counts)
+        for request, count, sampled in rows if rows.features else ():
+            wanted = request.features & ~batch.F_PROMPT_LOGPROBS if sampled else 0
+            if request.wants_prompt_logprobs and request.scheduled - count < request.prompt_len:
+                wanted |= batch.F_PROMPT_LOGPROBS
+            features |= wanted
+            logprobs = max(logprobs, results.num_logprobs(request))
         blocks, self._tables.changes = self._tables.changes, []
         packed = pack(admitted, blocks, rows)
         tail: Literal["pool", "sample"] = "pool" if rows.requests[0].is_pooling else "sample"
@@ -310,48 +294,54 @@ class Scheduler:
         """Take a step's results, in the order of `schedule`; returns what it brought each request."""
         rows = step.rows
         reader = results.Reader(result, step.key)
+        tokens = reader.tokens
         updates: list[RequestUpdate] = []
         index = -1
-        finished = len(self._requests)
-        for row, request in enumerate(rows.requests):
-            count = rows.counts[row]
+        alive = len(self._requests)
+        plain = not reader.any_nonfinite and not step.key.features & batch.F_LOGPROBS
+        # Once a step for every running request.
+        for row, (request, count, sampled) in enumerate(rows):
             request.in_flight -= 1
             request.done += count
             if reader.has_prompt_logprobs:
                 reader.take_prompt(request, count)
-            if rows.sampled[row]:
+            if sampled:
                 index += 1
                 if not request.finished:
-                    updates.append(self._append(request, reader, index))
+                    token, known = tokens[index], request.tokens
+                    known.append(token)
+                    if plain and len(known) < request.look_at and token not in request.stops:
+                        updates.append(RequestUpdate(request_id=request.request_id, token_ids=[token]))
+                    else:
+                        updates.append(self._read(request, reader, index))
             elif reader.pooled and not request.finished:
                 updates.append(self._pool(request, reader.pooled[row]))
             if request.leaving:
                 self._leave(request)
             elif request.done >= request.settle_at:
                 self._tables.settle(request)
-        if len(self._requests) < finished:
+        self._generated += sum(len(update.token_ids) for update in updates)
+        if len(self._requests) < alive:
             self._running = [request for request in self._running if not request.finished]
         return updates
 
-    def _append(self, request: Request, reader: results.Reader, index: int) -> RequestUpdate:
-        """Append a sampled token and check the stops that the host alone can check."""
-        if reader.any_nonfinite and reader.nonfinite[index]:
+    def _read(self, request: Request, reader: results.Reader, index: int) -> RequestUpdate:
+        """What the last of a request's tokens, just appended, brings; the stops are checked that the host alone can check."""
+        tokens = request.tokens
+        token = tokens[-1]
+        if reader.nonfinite[index]:
+            tokens.pop()
             self._tables.distrust(request)
             return self._end(request, "error", error=_NOT_FINITE.format("logits"))
-        token = reader.tokens[index]
-        tokens = request.tokens
-        tokens.append(token)
-        length = len(tokens)
-        self._generated += 1
         update = RequestUpdate(request_id=request.request_id, token_ids=[token])
         if request.features & batch.F_LOGPROBS:
             update.logprobs = reader.logprobs(request, index)
         if request.first_token_at is None:
             self._first(request, update)
-        if token in request.stops and length > request.min_length:
+        if token in request.stops and len(tokens) > request.min_length:
             update.stop_reason = token
             return self._end(request, "stop", update=update)
-        if length >= request.max_length:
+        if len(tokens) >= request.max_length:
             return self._end(request, "length", update=update)
         return update
 
@@ -362,6 +352,7 @@ class Scheduler:
 
     def _first(self, request: Request, update: RequestUpdate) -> None:
         request.first_token_at = self._clock()
+        request.look_at = request.max_length
         update.num_cached_tokens = request.num_cached_tokens
         if request.wants_prompt_logprobs:
             update.prompt_logprobs, request.wants_prompt_logprobs = request.prompt_logprobs, False
@@ -395,7 +386,9 @@ class Scheduler:
         request.finished = True
         if request.slot < 0:
             self._waiting.drop(request)
-        elif not request.leaving:
+        elif request.leaving:
+            self._num_returning -= 1
+        else:
             self._set_leaving(request)
         return update
 
@@ -411,6 +404,7 @@ class Scheduler:
         self._num_leaving -= 1
         self._release(request)
         if not request.finished:
+            self._num_returning -= 1
             self._waiting.push(request)
 
     def _release(self, request: Request) -> None:

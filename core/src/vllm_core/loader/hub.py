@@ -76,7 +76,8 @@ class Repository:
             return Path(
                 snapshot_download(
                     self.name,
-                    revision=self.commit or self.revision,
+                    # By its name and not by the commit: the cache then knows where the name led, for offline use.
+                    revision=self.revision,
                     allow_patterns=list(patterns),
                     local_files_only=self.commit is None,
                 )
@@ -108,7 +109,8 @@ def _cached(name: str, revision: str | None) -> Repository:
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+        # With patterns: what was never wanted is not missed.
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(SETTINGS), local_files_only=True))
     except Exception as error:  # noqa: BLE001 - classified below; an unknown one is raised again
         _explain(name, revision, error)
     return Repository(name, revision, None, tuple(_relative(folder)))

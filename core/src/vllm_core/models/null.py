@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_core.models.fields import Fields
 from vllm_core.models.spec import LayerSpec, ModelSpec
-from vllm_core.ops.dtypes import TORCH_DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +44,10 @@ class NullModel:
     def __init__(self, spec: ModelSpec, device: Device, *, max_tokens: int) -> None:
         import torch
 
-        self._hidden = device.allocate("workspace", (max_tokens, spec.hidden_size), TORCH_DTYPES[spec.dtype])
+        from vllm_core.ops.dtypes import TORCH_DTYPES
+
+        self._whole = device.allocate("workspace", (max_tokens, spec.hidden_size), TORCH_DTYPES[spec.dtype])
+        self._hidden, self._num_tokens = self._whole, max_tokens
         self._row = device.allocate("weights", (spec.vocab_size,), torch.float32)
         self._row[TOKEN] = 1.0
 
@@ -57,7 +59,10 @@ class NullModel:
 
     def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
         """Return [T, H] of zeros."""
-        return self._hidden[: inputs.num_tokens]
+        if inputs.num_tokens != self._num_tokens:
+            self._num_tokens = inputs.num_tokens
+            self._hidden = self._whole[: inputs.num_tokens]
+        return self._hidden
 
     def logits(self, out: torch.Tensor, rows: torch.Tensor) -> None:
         """Write the same logits to every row of ``out``."""

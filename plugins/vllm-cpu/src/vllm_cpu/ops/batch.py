@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vllm_core.api import BatchState, StepInputs
 from vllm_core.api import batch as layout
+from vllm_cpu.ops.decode import DecodeStep
 from vllm_cpu.ops.state import Int32s, Views, views
 
 _HEADER = layout.HEADER_WORDS
@@ -71,7 +72,7 @@ def _extras(view: Views, rows: Int32s) -> None:
 
 
 def build_step(state: BatchState, packed: Tensor, header: Sequence[int]) -> StepInputs:
-    """Gather the step's inputs into fresh tensors."""
+    """Gather the step's inputs; those of a pure decode step are valid until the next one is built."""
     words: Int32s = packed.numpy()
     view = views(state)
     num_rows, num_tokens = header[layout.H_SCHEDULED], header[layout.H_NUM_TOKENS]
@@ -119,38 +120,10 @@ def build_step(state: BatchState, packed: Tensor, header: Sequence[int]) -> Step
 
 
 def _build_decode(view: Views, slots: Int32s, longest: int) -> StepInputs:
-    """The common step: every row has one token and is sampled. Few calls, since each costs as much as 500 elements."""
-    count, sizes = len(slots), view.state.tokens_per_block
-    narrow = np.empty((4, count), dtype=np.int32)
-    wide = np.empty((2 + len(sizes), count), dtype=np.int64)
-    positions = view.computed[slots]
-    narrow[0], narrow[1], narrow[2] = view.tokens[slots, positions], positions, slots
-    np.add(positions, 1, out=narrow[3])
-    starts = np.arange(count + 1, dtype=np.int32)
-    wide[0], wide[1] = starts[:-1], slots
-    tables = []
-    for group, (table, size) in enumerate(zip(view.tables, sizes, strict=True)):
-        wide[2 + group] = _slots(table, size, slots, positions)
-        tables.append(torch.from_numpy(table[slots, : max(1, -(-longest // size))]))
-    token_ids, at, row_slots, seq_lens = torch.from_numpy(narrow).unbind()
-    sample_rows, sample_slots, *mapping = torch.from_numpy(wide).unbind()
-    query_start = torch.from_numpy(starts)
-    return StepInputs(
-        token_ids,
-        at,
-        row_slots,
-        query_start,
-        seq_lens,
-        sample_rows,
-        sample_slots,
-        seq_lens,
-        tuple(mapping),
-        tuple(tables),
-        num_tokens=count,
-        num_rows=count,
-        max_query_len=1,
-        max_seq_len=longest,
-    )
+    step = view.decode
+    if step is None or step.count != len(slots):
+        step = view.decode = DecodeStep(len(slots), len(view.tables))
+    return step.fill(view, slots, longest)
 
 
 def _slots(table: Int32s, size: int, slots: npt.NDArray[Any], positions: Int32s) -> npt.NDArray[np.int64]:
@@ -165,10 +138,14 @@ def _slots(table: Int32s, size: int, slots: npt.NDArray[Any], positions: Int32s)
 def advance(state: BatchState, inputs: StepInputs, tokens: Tensor) -> None:
     """Count the rows' tokens as computed; append the sampled ones where they fit."""
     view = views(state)
-    view.computed[inputs.slots.numpy()] = inputs.seq_lens.numpy()
     values: Int32s = tokens.numpy()[:, 0]
-    slots = inputs.sample_slots.numpy()[: len(values)]
-    ends = view.computed[slots]
+    if view.decode is not None and inputs is view.decode.inputs:
+        slots, ends = view.decode.rows, view.decode.lengths
+        view.computed[slots] = ends
+    else:
+        view.computed[inputs.slots.numpy()] = inputs.seq_lens.numpy()
+        slots = inputs.sample_slots.numpy()[: len(values)]
+        ends = view.computed[slots]
     if inputs.max_seq_len >= view.tokens.shape[1]:
         fits = ends < view.tokens.shape[1]
         slots, ends, values = slots[fits], ends[fits], values[fits]

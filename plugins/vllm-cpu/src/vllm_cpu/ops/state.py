@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from vllm_core.api import BatchState
 
+if TYPE_CHECKING:
+    from vllm_cpu.ops.decode import DecodeStep
+
 Int32s = npt.NDArray[np.int32]
 _MOST = 8
 _known: dict[int, Views] = {}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Views:
-    """The tensors of one state as arrays on the same memory."""
+    """The tensors of one state as arrays on the same memory, and what is kept from step to step."""
 
     state: BatchState
     tokens: Int32s
@@ -28,6 +32,9 @@ class Views:
     stop_ids: Int32s
     bad_words: Int32s
     tables: tuple[Int32s, ...]
+    index: npt.NDArray[np.int64]
+    """0, 1, 2, ... up to the number of slots."""
+    decode: DecodeStep | None = None
 
 
 def views(state: BatchState) -> Views:
@@ -53,4 +60,5 @@ def _make(state: BatchState) -> Views:
         stop_ids=state.stop_ids.numpy(),
         bad_words=state.bad_words.numpy(),
         tables=tuple(table.numpy() for table in state.block_tables),
+        index=np.arange(state.num_slots + 1),
     )
