@@ -14,6 +14,7 @@ from vllm_core.engine.messages import EngineStats
 from vllm_core.engine.postprocess import Postprocessor
 from vllm_core.engine.preprocess import Limits, Prepared, Preprocessor
 from vllm_core.errors import ConfigError, RequestError
+from vllm_core.interrupts import Deferred
 from vllm_core.outputs import EmbeddingRequestOutput, RequestOutput
 from vllm_core.progress import Progress
 from vllm_core.sampling_params import PoolingParams, SamplingParams
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Params = TypeVar("Params", SamplingParams, PoolingParams)
+Value = TypeVar("Value")
 
 
 class LLM:
@@ -103,7 +105,7 @@ class LLM:
         self._require("generate")
         items = _as_list(prompts)
         params = _match(sampling_params or self.get_default_sampling_params(), items, "sampling_params")
-        priorities = list(priority) if priority is not None else [0] * len(items)
+        priorities = _each(priority, items, "priority") if priority is not None else [0] * len(items)
         now = time.time()
         prepared = [
             self._pre.generate(self._next_id(), item, p, arrival_time=now, priority=rank, cache_salt=cache_salt)
@@ -141,15 +143,20 @@ class LLM:
         """Generate for one prompt and yield its output, cumulative, whenever tokens arrive. Closing the iterator aborts."""
         self._require("generate")
         params = sampling_params or self.get_default_sampling_params()
-        with self.open_batch([(prompt, params)]) as batch:
+        with self.open_batch([(prompt, params)], partial=True) as batch:
             while batch.has_work:
-                yield from cast("list[RequestOutput]", batch.advance())
+                with Deferred():
+                    outputs = batch.advance()
+                yield from cast("list[RequestOutput]", outputs)
 
-    def open_batch(self, requests: Iterable[tuple[Prompt, SamplingParams]]) -> Batch:
-        """Submit requests and return the loop that `generate` runs, to be advanced step by step and closed."""
+    def open_batch(self, requests: Iterable[tuple[Prompt, SamplingParams]], *, partial: bool = False) -> Batch:
+        """Submit requests and return the loop that `generate` runs, to be advanced step by step and closed.
+
+        With ``partial`` outputs have their text while they grow; otherwise only their token ids.
+        """
         now = time.time()
         prepared = [self._pre.generate(self._next_id(), prompt, p, arrival_time=now) for prompt, p in requests]
-        return Batch(self._core, self._post, prepared)
+        return Batch(self._core, self._post, prepared, partial=partial)
 
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], sampling_params: SamplingParams | None = None
@@ -181,12 +188,17 @@ class LLM:
 
     def _run(self, prepared: list[Prepared], use_tqdm: bool) -> list[RequestOutput | EmbeddingRequestOutput]:
         done: dict[str, RequestOutput | EmbeddingRequestOutput] = {}
-        with Batch(self._core, self._post, prepared) as batch, Progress(len(prepared), enabled=use_tqdm) as progress:
+        with (
+            Batch(self._core, self._post, prepared) as batch,
+            Progress(len(prepared), enabled=use_tqdm) as progress,
+            Deferred() as interrupts,
+        ):
             while batch.has_work:
                 for output in batch.advance():
                     progress.update(output)
                     if output.finished:
                         done[output.request_id] = output
+                interrupts.check()
         return [done[request.request_id] for request in prepared]
 
     def _require(self, runner: str) -> None:
@@ -216,13 +228,13 @@ class LLM:
 class Batch:
     """Requests of one call and the loop that runs them; closing ends those that are not finished."""
 
-    def __init__(self, core: EngineCore, post: Postprocessor, prepared: list[Prepared]) -> None:
+    def __init__(self, core: EngineCore, post: Postprocessor, prepared: list[Prepared], *, partial: bool = False) -> None:
         self._core = core
         self._post = post
         self._prepared = prepared
         try:
             for request in prepared:
-                post.add(request)
+                post.add(request, partial=partial)
                 for child in request.children:
                     core.add(child)
         except RequestError:
@@ -280,13 +292,18 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _match(params: Params | Sequence[Params], items: Sequence[object], name: str) -> list[Params]:
     if isinstance(params, (SamplingParams, PoolingParams)):
         return [params] * len(items)
-    found = list(params)
+    return _each(params, items, name)
+
+
+def _each(values: Sequence[Value], items: Sequence[object], name: str) -> list[Value]:
+    """One value for each prompt. Raises RequestError."""
+    found = list(values)
     if len(found) != len(items):
         raise RequestError(
-            "Prompts and parameters differ in number",
+            "Prompts and values differ in number",
             on=name,
             found=f"{len(found)} for {len(items)} prompts",
-            expected="one for all, or one each",
-            fix=f"give {len(items)} {name}, or a single one",
+            expected="one each",
+            fix=f"give {len(items)}",
         )
     return found

@@ -266,6 +266,10 @@ class FakeEngine:
         assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0.0)
         assert self.ends.keys() == self.tokens.keys()
 
+    @staticmethod
+    def counts(step: ScheduledStep) -> dict[str, int]:
+        return {request.request_id: count for request, count, _ in step.rows}
+
     def names(self, step: ScheduledStep | None) -> list[str]:
         return [] if step is None else [request.request_id for request, _, _ in step.rows]
 
@@ -317,9 +321,10 @@ def make_pooling(name: str, prompt: int) -> EngineRequest:
 
 @pytest.fixture(scope="session")
 def fake():
-    """The fakes above; a session's, so that property tests may use them."""
+    """The fakes above; made once, so that property tests may use them."""
     return SimpleNamespace(
         engine=FakeEngine,
+        counts=FakeEngine.counts,
         group=make_group,
         request=make_request,
         pooling=make_pooling,

@@ -123,6 +123,17 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, logger="vllm_core")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from threads, and wait for each other where the machine has other work."""
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+        yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def make_model() -> Callable[..., Tiny]:
     """Writes a model of an architecture into a folder."""

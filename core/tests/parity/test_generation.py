@@ -31,6 +31,7 @@ def test_the_tokenizer_gives_the_references_ids(reference: tuple[Any, Path], eng
     assert [tokenizer.encode(text) for text in texts] == record.prompts
 
 
+@pytest.mark.slow
 def test_each_prompt_alone(reference: tuple[Any, Path], engine: Engine) -> None:
     record, _ = reference
     llm = engine(enable_prefix_caching=False)
@@ -38,7 +39,7 @@ def test_each_prompt_alone(reference: tuple[Any, Path], engine: Engine) -> None:
         run(llm, record, [index])
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_random_mixes_and_arrival_orders(reference: tuple[Any, Path], engine: Engine, seed: int) -> None:
     record, _ = reference
     order = list(range(len(record.rows))) * 2
@@ -46,13 +47,14 @@ def test_random_mixes_and_arrival_orders(reference: tuple[Any, Path], engine: En
     run(engine(max_num_seqs=5 + seed), record, order)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7, pytest.param(64, marks=pytest.mark.slow)])
 def test_chunked_prompts(reference: tuple[Any, Path], engine: Engine, chunk: int) -> None:
     record, _ = reference
     llm = engine(long_prefill_token_threshold=chunk, enable_prefix_caching=False)
     run(llm, record, list(range(len(record.rows))))
 
 
+@pytest.mark.slow
 def test_whole_prompts(reference: tuple[Any, Path], engine: Engine) -> None:
     record, _ = reference
     llm = engine(enable_chunked_prefill=False, enable_prefix_caching=False)
@@ -76,11 +78,13 @@ def test_so_few_blocks_that_requests_are_preempted(reference: tuple[Any, Path], 
     assert llm.get_metrics().preemptions > 0
 
 
+@pytest.mark.slow
 def test_asynchronous_scheduling(reference: tuple[Any, Path], engine: Engine) -> None:
     record, _ = reference
     run(engine(async_scheduling=True, max_num_seqs=4), record, list(range(len(record.rows))))
 
 
+@pytest.mark.slow
 def test_the_reference_providers_alone(reference: tuple[Any, Path], engine: Engine) -> None:
     record, _ = reference
     llm = engine(provider={"all": "reference"})

@@ -24,6 +24,7 @@ def add_parser(subparsers: Any) -> None:
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help="the prompt (default: standard input)")
     prompt.add_argument("--prompt-file", metavar="FILE", help="file that holds the prompt, UTF-8")
+    prompt.add_argument("--prompt-token-ids", metavar="IDS", help="the prompt as token ids: 1,2,3")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, instead of the text")
     add_sampling_options(parser, max_tokens=128)
     add_engine_options(parser, leave_out={"model"})
@@ -78,9 +79,11 @@ def _report(final: RequestOutput, first_s: float, seconds: float, *, as_json: bo
     print(f"{counts}, {seconds:.2f} s: {speed:.1f} tokens/s, the first after {first_s:.2f} s", file=sys.stderr)
 
 
-def _prompt(args: argparse.Namespace) -> str:
+def _prompt(args: argparse.Namespace) -> str | list[int]:
     if args.prompt is not None:
         return str(args.prompt)
+    if args.prompt_token_ids is not None:
+        return _token_ids(args.prompt_token_ids)
     try:
         if args.prompt_file is not None:
             return Path(args.prompt_file).read_bytes().decode()
@@ -92,3 +95,16 @@ def _prompt(args: argparse.Namespace) -> str:
     raise ConfigError(
         "There is no prompt", on=on, found=found, expected="a prompt in UTF-8", fix='--prompt "The capital of France is"'
     )
+
+
+def _token_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise ConfigError(
+            "Token ids cannot be read",
+            on="--prompt-token-ids",
+            found=str(error),
+            expected="integers with commas between them",
+            fix="--prompt-token-ids 1,2,3",
+        ) from error

@@ -30,7 +30,7 @@ class KVTables:
         self.size = groups[0].tokens_per_block if groups else 0
         # Prefixes are compared block by block, which needs one block size in all groups.
         self.caching = caching and bool(groups) and all(g.tokens_per_block == self.size for g in groups)
-        self._sizes = [group.tokens_per_block for group in groups]
+        self._parts = [(index, self.pools[index], group.tokens_per_block) for index, group in enumerate(groups)]
         self._windows = [
             (index, group.spec.window, group.tokens_per_block)
             for index, group in enumerate(groups)
@@ -98,22 +98,26 @@ class KVTables:
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for ``num_tokens`` in all; False, and nothing done, where a pool has too few blocks."""
-        for pool, size, blocks in zip(self.pools, self._sizes, request.blocks, strict=True):
-            if -(-num_tokens // size) - len(blocks) > pool.num_free:
+        for index, pool, size in self._parts:
+            if -(-num_tokens // size) - len(request.blocks[index]) > pool.num_free:
                 return False
-        for index, (pool, size, blocks) in enumerate(zip(self.pools, self._sizes, request.blocks, strict=True)):
+        for index, pool, size in self._parts:
+            blocks = request.blocks[index]
             held = len(blocks)
-            count = -(-num_tokens // size) - held
-            if count > 0:
-                blocks += pool.allocate(count)
-                self.changes += [(index, request.slot, at, blocks[at]) for at in range(held, held + count)]
+            missing = -(-num_tokens // size) - held
+            if missing > 0:
+                blocks += pool.allocate(missing)
+                for at in range(held, held + missing):
+                    self.changes.append((index, request.slot, at, blocks[at]))
         self._set_limit(request)
         return True
 
     def _set_limit(self, request: Request) -> None:
         limit = 1 << 62
-        for size, blocks in zip(self._sizes, request.blocks, strict=True):
-            limit = min(limit, len(blocks) * size)
+        for index, _, size in self._parts:
+            held = len(request.blocks[index]) * size
+            if held < limit:
+                limit = held
         request.limit = limit
 
     def _set_settle(self, request: Request) -> None:

@@ -27,40 +27,28 @@ _FLOATS = (
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of one step, in order: column by column, because that is how they are packed."""
+    """The rows of one step, in order. Nearly all decode: `chunks` has what the others do, by index: (tokens, sampled)."""
 
     requests: list[Request] = field(default_factory=list)
+    chunks: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    features: int = 0
     counts: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
-    num_tokens: int = 0
-    num_sampled: int = 0
-    max_query: int = 0
     max_seq: int = 0
-    features: int = 0
 
-    def add(self, request: Request, count: int) -> None:
-        """Add a row, and count in the request what it will have done once the step is read."""
-        scheduled = request.scheduled + count
-        request.scheduled = scheduled
-        request.in_flight += 1
-        sampled = scheduled == request.length and not request.is_pooling
-        if sampled:
-            request.length = scheduled + 1
-            self.num_sampled += 1
-        self.requests.append(request)
-        self.counts.append(count)
-        self.sampled.append(sampled)
-        self.features |= request.features
-        self.num_tokens += count
-        if count > self.max_query:
-            self.max_query = count
-        if scheduled > self.max_seq:
-            self.max_seq = scheduled
+    def close(self) -> None:
+        """Fill the columns, once all rows are there."""
+        self.counts = [1] * len(self.requests)
+        self.sampled = [True] * len(self.requests)
+        for index, (count, sampled) in self.chunks.items():
+            self.counts[index], self.sampled[index] = count, sampled
+        self.max_seq = max([request.scheduled for request in self.requests])
 
     def __len__(self) -> int:
         return len(self.requests)
 
     def __iter__(self) -> Iterator[tuple[Request, int, bool]]:
+        """Each row's request, number of tokens, and whether it brings a token."""
         return zip(self.requests, self.counts, self.sampled, strict=True)
 
 
@@ -87,8 +75,8 @@ def pack(
             at += len(values)
     steps = words[at:].reshape(-1, 4)
     steps[:, 0] = [request.slot for request in rows.requests]
-    steps[:, 1] = 1 if rows.max_query == 1 else rows.counts
-    steps[:, 2] = 1 if rows.num_sampled == num_rows else rows.sampled
+    steps[:, 1] = rows.counts if rows.chunks else 1
+    steps[:, 2] = rows.sampled if rows.chunks else 1
     words[: batch.H_MAX_SEQ + 1] = (
         batch.LAYOUT_VERSION,
         len(admitted),
@@ -96,9 +84,9 @@ def pack(
         len(blocks),
         len(extras),
         num_rows,
-        rows.num_tokens,
-        rows.num_sampled,
-        rows.max_query,
+        sum(rows.counts),
+        sum(rows.sampled),
+        max(rows.counts),
         rows.max_seq,
     )
     return words

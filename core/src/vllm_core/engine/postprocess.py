@@ -17,15 +17,21 @@ if TYPE_CHECKING:
     from vllm_core.loader.tokenizer import Tokenizer
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Sequence:
-    """One child: its text so far, how much of it may be shown, and its stop strings."""
+    """One child: its text so far, how much of it may be shown, and its stop strings.
 
+    `bare` is one of which a step brings a token and nothing else to do: its text, if any, is made at its end.
+    """
+
+    request: _Request
     out: CompletionOutput
-    stream: TokenStream | None
-    stops: list[str]
-    include_stop: bool
-    held: int
+    stream: TokenStream | None = None
+    stops: list[str] = field(default_factory=list)
+    include_stop: bool = False
+    held: int = 0
+    least: int = 0
+    bare: bool = False
     text: str = ""
 
     def push(self, ids: list[int], finished: bool) -> str | None:
@@ -36,9 +42,10 @@ class _Sequence:
         self.text += self.stream.push(ids)
         if finished:
             self.text += self.stream.flush()
-        found = self._find(before)
-        if found is not None:
-            return found
+        if self.stops and len(self.out.token_ids) > self.least:
+            found = self._find(before)
+            if found is not None:
+                return found
         # The tail that may still become a stop string is not shown until it cannot.
         self.out.text = self.text if finished or not self.held else self.text[: max(0, len(self.text) - self.held)]
         return None
@@ -56,13 +63,12 @@ class _Sequence:
         return stop
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     prepared: Prepared
-    sequences: list[_Sequence]
     output: RequestOutput
     started: float
-    open: set[int] = field(default_factory=set)
+    open: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,44 +85,55 @@ class Postprocessor:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._requests: dict[str, _Request] = {}
+        self._open: dict[str, _Sequence] = {}
+        """The sequences that are not finished, by the id of the child."""
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, prepared: Prepared) -> None:
-        """Start to follow a request."""
-        params = prepared.params
-        sequences = [self._sequence(index, params) for index in range(len(prepared.children))]
+    def add(self, prepared: Prepared, *, partial: bool = True) -> None:
+        """Start to follow a request. Without ``partial`` nobody looks at text before a sequence has finished."""
         output = RequestOutput(
             request_id=prepared.request_id,
             prompt=prepared.prompt,
             prompt_token_ids=prepared.prompt_token_ids,
-            outputs=[s.out for s in sequences],
+            outputs=[CompletionOutput(index=index, text="", token_ids=[]) for index in range(len(prepared.children))],
             finished=False,
         )
-        request = _Request(prepared, sequences, output, time.monotonic())
-        request.open = set(range(len(sequences)))
+        request = _Request(prepared, output, time.monotonic(), len(prepared.children))
         self._requests[prepared.request_id] = request
+        for child, out in zip(prepared.children, output.outputs, strict=True):
+            self._open[child.request_id] = self._sequence(request, out, prepared.params, partial)
 
-    def _sequence(self, index: int, params: SamplingParams | PoolingParams) -> _Sequence:
-        out = CompletionOutput(index=index, text="", token_ids=[])
+    def _sequence(
+        self, request: _Request, out: CompletionOutput, params: SamplingParams | PoolingParams, partial: bool
+    ) -> _Sequence:
         if isinstance(params, PoolingParams):
-            return _Sequence(out, None, [], False, 0)
-        if params.logprobs is not None:
+            return _Sequence(request, out)
+        wants_logprobs = params.logprobs is not None
+        if wants_logprobs:
             out.logprobs, out.cumulative_logprob = [], 0.0
         if self._tokenizer is None or not params.detokenize:
-            return _Sequence(out, None, [], False, 0)
+            return _Sequence(request, out, bare=not wants_logprobs)
         stops = params.stop_strings
-        stream = self._tokenizer.stream(skip_special_tokens=params.skip_special_tokens)
-        held = 0 if params.include_stop_str_in_output else max((len(s) for s in stops), default=1) - 1
-        return _Sequence(out, stream, stops, params.include_stop_str_in_output, held)
+        return _Sequence(
+            request,
+            out,
+            stream=self._tokenizer.stream(skip_special_tokens=params.skip_special_tokens),
+            stops=stops,
+            include_stop=params.include_stop_str_in_output,
+            held=0 if params.include_stop_str_in_output else max((len(s) for s in stops), default=1) - 1,
+            least=params.min_tokens,
+            bare=not (partial or stops or wants_logprobs),
+        )
 
     def drop(self, request_id: str) -> list[str]:
         """Stop following; returns the children that the core should abort."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return []
-        return [request.prepared.children[index].request_id for index in sorted(request.open)]
+        children = [child.request_id for child in request.prepared.children]
+        return [child for child in children if self._open.pop(child, None) is not None]
 
     def active(self) -> list[str]:
         """Ids of the requests that are not finished."""
@@ -126,53 +143,64 @@ class Postprocessor:
         """Apply updates; each touched request appears once in the outputs."""
         touched: dict[str, RequestOutput | EmbeddingRequestOutput] = {}
         abort: list[str] = []
+        # Once a step for every running request.
         for update in updates:
-            request_id, _, number = update.request_id.rpartition("#")
-            request = self._requests.get(request_id)
-            if request is None or int(number) not in request.open:
+            sequence = self._open.get(update.request_id)
+            if sequence is None:
                 continue
-            index = int(number)
-            if isinstance(request.prepared.params, PoolingParams):
-                touched[request_id] = self._embedding(request.prepared, request.prepared.params, update)
-                request.open.discard(index)
-            else:
-                if self._apply(request, request.sequences[index], request.prepared.params, update):
-                    abort.append(update.request_id)
-                touched[request_id] = request.output
-            if request.sequences[index].out.finished:
-                request.open.discard(index)
-            if not request.open:
-                request.output.finished = True
-                del self._requests[request_id]
+            request = sequence.request
+            if sequence.bare and update.finish_reason is None and sequence.out.token_ids:
+                sequence.out.token_ids += update.token_ids
+                touched[request.output.request_id] = request.output
+                continue
+            params = request.prepared.params
+            if isinstance(params, PoolingParams):
+                touched[request.output.request_id] = self._embedding(request.prepared, params, update)
+                self._close(update.request_id, request)
+                continue
+            touched[request.output.request_id] = request.output
+            if self._apply(sequence, params, update):
+                abort.append(update.request_id)
+            if sequence.out.finished:
+                self._close(update.request_id, request)
         return Processed(list(touched.values()), abort)
 
-    def _apply(self, request: _Request, sequence: _Sequence, params: SamplingParams, update: RequestUpdate) -> bool:
+    def _close(self, child_id: str, request: _Request) -> None:
+        del self._open[child_id]
+        request.open -= 1
+        if not request.open:
+            request.output.finished = True
+            del self._requests[request.output.request_id]
+
+    def _apply(self, sequence: _Sequence, params: SamplingParams, update: RequestUpdate) -> bool:
         """Returns whether a stop string ended the sequence while the core still runs it."""
-        out = sequence.out
+        out, output = sequence.out, sequence.request.output
+        ending = update.finish_reason is not None
         if not out.token_ids and update.token_ids:
-            request.output.metrics.setdefault("time_to_first_token_s", time.monotonic() - request.started)
-        out.token_ids.extend(update.token_ids)
-        # A stop token belongs to the ids, not to the text, unless the user asked for it.
-        shown = update.token_ids
-        if update.stop_reason is not None and not params.include_stop_str_in_output:
-            shown = shown[:-1]
+            output.metrics.setdefault("time_to_first_token_s", time.monotonic() - sequence.request.started)
+        out.token_ids += update.token_ids
         if out.logprobs is not None:
             for entry in update.logprobs or ():
                 out.logprobs.append(self._logprobs(entry))
                 out.cumulative_logprob = (out.cumulative_logprob or 0.0) + entry.logprob
         if update.prompt_logprobs is not None:
-            request.output.prompt_logprobs = [None if p is None else self._logprobs(p) for p in update.prompt_logprobs]
+            output.prompt_logprobs = [None if p is None else self._logprobs(p) for p in update.prompt_logprobs]
         if update.num_cached_tokens:
-            request.output.num_cached_tokens = update.num_cached_tokens
+            output.num_cached_tokens = update.num_cached_tokens
         if update.error is not None:
-            request.output.error = update.error
-        stop = sequence.push(shown, update.finish_reason is not None)
+            output.error = update.error
+        stop = None
+        if ending or not sequence.bare:
+            shown = out.token_ids if sequence.bare else update.token_ids
+            # A stop token belongs to the ids, not to the text, unless the user asked for it.
+            hidden = update.stop_reason is not None and not params.include_stop_str_in_output
+            stop = sequence.push(shown[:-1] if hidden else shown, ending)
         if stop is not None:
             out.finish_reason, out.stop_reason = "stop", stop
-            return update.finish_reason is None
-        if update.finish_reason is not None:
+            return not ending
+        if ending:
             out.finish_reason, out.stop_reason = update.finish_reason, update.stop_reason
-            request.output.metrics.update(queue_s=update.queue_s, prefill_s=update.prefill_s, decode_s=update.decode_s)
+            output.metrics.update(queue_s=update.queue_s, prefill_s=update.prefill_s, decode_s=update.decode_s)
         return False
 
     def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:

@@ -74,6 +74,7 @@ class Preprocessor:
             stop.update(dict.fromkeys(self._limits.stop_token_ids))
         self._check_tokens("stop_token_ids", list(stop))
         self._check_tokens("logit_bias", list(params.logit_bias or ()))
+        self._check_stops(params)
         bad_words = self._bad_words(params)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         single = params if params.n == 1 else params.replace(n=1)
@@ -137,6 +138,20 @@ class Preprocessor:
                 "Prompt is empty", on="prompt", found="no tokens", expected="at least one token", fix="send a prompt"
             )
         return text, ids
+
+    def _check_stops(self, params: SamplingParams) -> None:
+        """Stop strings are looked for in text, so there must be some."""
+        if not params.stop_strings:
+            return
+        self._need_tokenizer("stop")
+        if not params.detokenize:
+            raise RequestError(
+                "Stop strings need text",
+                on="stop",
+                found="detokenize=False",
+                expected="detokenize=True, or no stop strings",
+                fix="leave detokenize out, or use stop_token_ids",
+            )
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         words = [list(ids) for ids in params.bad_words_token_ids or ()]

@@ -89,7 +89,7 @@ def allocate_state(device: Device, shape: StateShape) -> BatchState:
 class _Rows:
     """Where sampled tokens and flags go, on the device and on the host, cut to ``count`` rows."""
 
-    __slots__ = ("_host", "_whole", "count", "counts", "nonfinite", "nonfinite_host", "tokens", "tokens_host")
+    __slots__ = ("_host", "_whole", "arrays", "count", "counts", "nonfinite", "nonfinite_host", "tokens", "tokens_host")
 
     def __init__(self, device: Device, rows: int) -> None:
         self._whole = (device.allocate("workspace", (rows, 1), torch.int32), device.allocate("workspace", (rows,), torch.bool))
@@ -105,6 +105,7 @@ class _Rows:
         self.counts = np.ones(count, dtype=np.int32)
         self.tokens, self.nonfinite = (tensor[:count] for tensor in self._whole)
         self.tokens_host, self.nonfinite_host = (tensor[:count] for tensor in self._host)
+        self.arrays = self.tokens_host.numpy(), self.nonfinite_host.numpy()
 
 
 class _Handle:
@@ -222,9 +223,7 @@ class ComposedProgram(StepProgram):
         records = packed[layout.HEADER_WORDS : end].reshape(admitted, layout.ADMIT_WORDS)
         self._features[records[:, layout.A_SLOT]] = records[:, layout.A_FEATURES]
 
-    def _sample_tail(
-        self, rows: _Rows, key: StepKey, delta: StepDelta, inputs: StepInputs, hidden: torch.Tensor
-    ) -> StepHandle:
+    def _sample_tail(self, rows: _Rows, key: StepKey, delta: StepDelta, inputs: StepInputs, hidden: torch.Tensor) -> StepHandle:
         prompt = self._prompt_logprobs(delta, inputs, hidden) if key.features & layout.F_PROMPT_LOGPROBS else None
         tokens = rows.tokens
         logprobs: Logprobs | None = None
@@ -298,10 +297,11 @@ class ComposedProgram(StepProgram):
         if not self._host_memory:
             rows.tokens_host.copy_(rows.tokens, non_blocking=True)
             rows.nonfinite_host.copy_(rows.nonfinite, non_blocking=True)
+        tokens, nonfinite = rows.arrays
         result = StepResult(
-            rows.tokens_host.numpy(),
+            tokens,
             rows.counts,
-            rows.nonfinite_host.numpy(),
+            nonfinite,
             None if logprobs is None else self._host_logprobs(logprobs),
             None if prompt is None else self._host_logprobs(prompt),
             None if pooled is None else self._to_host(pooled),

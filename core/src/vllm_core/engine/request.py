@@ -13,6 +13,7 @@ class Request:
     length     tokens there will be once the steps in flight are read, at most
     scheduled  tokens whose KV is written, or will be by steps in flight
     done       tokens whose KV is written by steps that have been read
+    last_step  number of the last step that may touch the blocks
     limit      tokens that the blocks hold
     settle_at  value of `done` from which a block is full, or left by its window
     look_at    value of `len(tokens)` from which more is to be done than handing a token over: the first, the last
@@ -30,8 +31,8 @@ class Request:
         "first_token_at",
         "freed",
         "hashes",
-        "in_flight",
         "is_pooling",
+        "last_step",
         "leaving",
         "length",
         "limit",
@@ -75,7 +76,7 @@ class Request:
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self.finished = False
-        self.in_flight = 0
+        self.last_step = 0
         self.reset(num_groups)
 
     def reset(self, num_groups: int) -> None:

@@ -46,7 +46,7 @@ class Reader:
         params = request.request.params
         if self._prompt is None or params is None or not request.features & batch.F_PROMPT_LOGPROBS:
             return
-        first = request.done - count
+        first = request.done
         if request.wants_prompt_logprobs and not request.finished:
             request.prompt_logprobs += [
                 _entry(self._prompt, self._at + i, request.tokens[first + i + 1], params.prompt_logprobs or 0)
@@ -56,7 +56,7 @@ class Reader:
 
 
 def _finite_rows(pooled: npt.NDArray[np.float32]) -> list[list[float] | None]:
-    return [row.tolist() if finite else None for row, finite in zip(pooled, np.isfinite(pooled).all(axis=1), strict=True)]
+    return [row.tolist() if np.isfinite(row).all() else None for row in pooled]
 
 
 def _entry(source: HostLogprobs, row: int, token: int, k: int) -> TokenLogprobs:

@@ -63,7 +63,7 @@ class ScheduledStep:
     @property
     def num_sampled(self) -> int:
         """Rows of the step that bring a token."""
-        return self.rows.num_sampled
+        return int(self.delta.packed[batch.H_NUM_SAMPLED])
 
 
 class Scheduler:
@@ -79,6 +79,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: list[Request] = []
         self._slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._scheduled = self._read = 0
         self._num_leaving = self._num_returning = 0
         self._stuck: Request | None = None
         self._arrivals = self._preemptions = self._prompt_tokens = self._generated = 0
@@ -183,26 +184,27 @@ class Scheduler:
     def schedule(self) -> ScheduledStep | None:
         """Choose the next step; None where nothing can be computed until a step in flight is read."""
         rows = Rows()
-        running = self._running
-        before = len(running)
-        budget = self._limits.max_num_batched_tokens
-        short = False
+        running, requests, number = self._running, rows.requests, self._scheduled + 1
+        before, budget, short = len(running), self._limits.max_num_batched_tokens, False
         # Once a step for every running request. `_make_room` shortens the list from its end, which ends this loop early.
         for request in running:
             length, start = request.length, request.scheduled
-            count = length - start
-            if length >= request.max_length or not count:
+            if start == length or length >= request.max_length:
                 continue
-            if count > 1:
-                count = self._chunk(count, budget)
-                if not count:
-                    continue
-            # Where one lacks blocks none behind it gets any, or it would lack them for ever.
-            if start + count > request.limit and (short or not self._make_room(request, start + count)):
-                short = True
-                continue
-            rows.add(request, count)
-            budget -= count
+            if length == start + 1 and start < request.limit:
+                # `_take` for plain decoding, without the call.
+                request.scheduled, request.length, request.last_step = length, length + 1, number
+                requests.append(request)
+                rows.features |= request.features
+                budget -= 1
+            else:
+                count = self._chunk(length - start, budget)
+                # Where one lacks blocks none behind it gets any, or it would lack them for ever.
+                if count and start + count > request.limit and (short or not self._make_room(request, start + count)):
+                    short, count = True, 0
+                if count:
+                    self._take(rows, request, count)
+                    budget -= count
             if not budget:
                 break
         # Blocks that were just taken from one request must not bring in another, which would lose them again; and nobody
@@ -219,17 +221,29 @@ class Scheduler:
             return count if count <= budget else 0
         return min(count, budget, limits.long_prefill_token_threshold or budget)
 
+    def _take(self, rows: Rows, request: Request, count: int) -> None:
+        """Add a row, and note in the request what it will have done once the step is read."""
+        request.scheduled += count
+        request.last_step = self._scheduled + 1
+        sampled = request.scheduled == request.length and not request.is_pooling
+        if sampled:
+            request.length += 1
+        if count > 1 or not sampled:
+            rows.chunks[len(rows)] = count, sampled
+        rows.requests.append(request)
+        rows.features |= request.features
+
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Grow the request's tables, preempting whoever comes last; False where the request cannot run in this step."""
         while not self._tables.grow(request, num_tokens):
             if self._num_leaving:
                 return False  # blocks come back when the steps in flight are read
             victim = self._running[-1]
-            if victim is request and victim.in_flight:
+            if victim is request and victim.last_step > self._read:
                 return False  # its window may give blocks back when they are read
             self._running.pop()
             self._preemptions += 1
-            if victim.in_flight:
+            if victim.last_step > self._read:
                 self._set_leaving(victim)
                 self._num_returning += 1
                 return False
@@ -260,7 +274,7 @@ class Scheduler:
             self._start(request, start)
             admitted.append((request, start))
             budget -= count
-            rows.add(request, count)
+            self._take(rows, request, count)
         return admitted
 
     def _start(self, request: Request, start: int) -> None:
@@ -275,6 +289,8 @@ class Scheduler:
             self._tables.hits += start
 
     def _step(self, rows: Rows, admitted: list[tuple[Request, int]]) -> ScheduledStep:
+        self._scheduled += 1
+        rows.close()
         features = logprobs = 0
         for request, count, sampled in rows if rows.features else ():
             wanted = request.features & ~batch.F_PROMPT_LOGPROBS if sampled else 0
@@ -285,14 +301,14 @@ class Scheduler:
         blocks, self._tables.changes = self._tables.changes, []
         packed = pack(admitted, blocks, rows)
         tail: Literal["pool", "sample"] = "pool" if rows.requests[0].is_pooling else "sample"
-        key = StepKey(len(rows), rows.num_tokens, rows.max_query, tail, features)
+        key = StepKey(len(rows), int(packed[batch.H_NUM_TOKENS]), int(packed[batch.H_MAX_QUERY]), tail, features)
         return ScheduledStep(StepDelta(packed, logprobs), key, rows)
 
     # -- reading
 
     def complete(self, step: ScheduledStep, result: StepResult) -> list[RequestUpdate]:
         """Take a step's results, in the order of `schedule`; returns what it brought each request."""
-        rows = step.rows
+        self._read += 1
         reader = results.Reader(result, step.key)
         tokens = reader.tokens
         updates: list[RequestUpdate] = []
@@ -300,32 +316,34 @@ class Scheduler:
         alive = len(self._requests)
         plain = not reader.any_nonfinite and not step.key.features & batch.F_LOGPROBS
         # Once a step for every running request.
-        for row, (request, count, sampled) in enumerate(rows):
-            request.in_flight -= 1
-            request.done += count
+        for row, (request, count, sampled) in enumerate(step.rows):
             if reader.has_prompt_logprobs:
                 reader.take_prompt(request, count)
-            if sampled:
+            if not sampled:
+                request.done += count
+                if reader.pooled and not request.finished:
+                    updates.append(self._pool(request, reader.pooled[row]))
+            else:
                 index += 1
                 if not request.finished:
                     token, known = tokens[index], request.tokens
+                    request.done = len(known)
                     known.append(token)
                     if plain and len(known) < request.look_at and token not in request.stops:
                         updates.append(RequestUpdate(request_id=request.request_id, token_ids=[token]))
                     else:
-                        updates.append(self._read(request, reader, index))
-            elif reader.pooled and not request.finished:
-                updates.append(self._pool(request, reader.pooled[row]))
+                        updates.append(self._append(request, reader, index))
             if request.leaving:
                 self._leave(request)
             elif request.done >= request.settle_at:
                 self._tables.settle(request)
-        self._generated += sum(len(update.token_ids) for update in updates)
+        all_tokens = plain and not reader.pooled
+        self._generated += len(updates) if all_tokens else sum(len(update.token_ids) for update in updates)
         if len(self._requests) < alive:
             self._running = [request for request in self._running if not request.finished]
         return updates
 
-    def _read(self, request: Request, reader: results.Reader, index: int) -> RequestUpdate:
+    def _append(self, request: Request, reader: results.Reader, index: int) -> RequestUpdate:
         """What the last of a request's tokens, just appended, brings; the stops are checked that the host alone can check."""
         tokens = request.tokens
         token = tokens[-1]
@@ -398,7 +416,7 @@ class Scheduler:
 
     def _leave(self, request: Request) -> None:
         """Give back a leaving request's blocks and slot once no step in flight may touch them; a preempted one waits again."""
-        if request.in_flight:
+        if request.last_step > self._read:
             return
         self._tables.settle(request)
         self._num_leaving -= 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("NullForCausalLM",)
 
-TOKEN = 1
+TOKEN = 0
 """The only token that it ever says."""
 
 
@@ -39,7 +39,7 @@ def describe(config: Mapping[str, Any], *, dtype: str, pooling: str | None) -> M
 
 
 class NullModel:
-    """`forward` returns a buffer untouched; `logits` writes one row to all."""
+    """`forward` returns a buffer untouched; `logits` writes zeros."""
 
     def __init__(self, spec: ModelSpec, device: Device, *, max_tokens: int) -> None:
         import torch
@@ -48,8 +48,6 @@ class NullModel:
 
         self._whole = device.allocate("workspace", (max_tokens, spec.hidden_size), TORCH_DTYPES[spec.dtype])
         self._hidden, self._num_tokens = self._whole, max_tokens
-        self._row = device.allocate("weights", (spec.vocab_size,), torch.float32)
-        self._row[TOKEN] = 1.0
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """There are no weights: whatever the checkpoint holds is not read."""
@@ -65,5 +63,5 @@ class NullModel:
         return self._hidden
 
     def logits(self, out: torch.Tensor, rows: torch.Tensor) -> None:
-        """Write the same logits to every row of ``out``."""
-        out.copy_(self._row)
+        """Write the same logits to every row of ``out``: all 0, of which the first is the largest."""
+        out.zero_()

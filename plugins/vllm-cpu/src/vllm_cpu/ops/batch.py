@@ -15,12 +15,10 @@ from torch import Tensor
 
 from vllm_core.api import BatchState, StepInputs
 from vllm_core.api import batch as layout
-from vllm_cpu.ops.decode import DecodeStep
+from vllm_cpu.ops.decode import FEW, DecodeStep
 from vllm_cpu.ops.state import Int32s, Views, views
 
 _HEADER = layout.HEADER_WORDS
-_FEW = 16
-"""Block rows up to which a plain loop beats indexing with arrays."""
 
 
 def batch_update(state: BatchState, packed: Tensor, header: Sequence[int]) -> None:
@@ -54,7 +52,7 @@ def _admit(view: Views, admits: Int32s, tokens: Int32s) -> None:
 
 
 def _blocks(view: Views, rows: Int32s) -> None:
-    if len(rows) <= _FEW:
+    if len(rows) <= FEW:
         for group, slot, column, block in rows.tolist():
             view.tables[group][slot, column] = block
         return
@@ -122,7 +120,7 @@ def build_step(state: BatchState, packed: Tensor, header: Sequence[int]) -> Step
 def _build_decode(view: Views, slots: Int32s, longest: int) -> StepInputs:
     step = view.decode
     if step is None or step.count != len(slots):
-        step = view.decode = DecodeStep(len(slots), len(view.tables))
+        step = view.decode = DecodeStep(view, len(slots))
     return step.fill(view, slots, longest)
 
 
@@ -139,14 +137,16 @@ def advance(state: BatchState, inputs: StepInputs, tokens: Tensor) -> None:
     """Count the rows' tokens as computed; append the sampled ones where they fit."""
     view = views(state)
     values: Int32s = tokens.numpy()[:, 0]
-    if view.decode is not None and inputs is view.decode.inputs:
-        slots, ends = view.decode.rows, view.decode.lengths
-        view.computed[slots] = ends
-    else:
-        view.computed[inputs.slots.numpy()] = inputs.seq_lens.numpy()
-        slots = inputs.sample_slots.numpy()[: len(values)]
-        ends = view.computed[slots]
-    if inputs.max_seq_len >= view.tokens.shape[1]:
-        fits = ends < view.tokens.shape[1]
+    width = view.tokens.shape[1]
+    step = view.decode
+    if step is not None and inputs is step.inputs and inputs.max_seq_len < width:
+        view.computed[step.rows] = step.lengths
+        view.tokens_flat[step.at + 1] = values
+        return
+    view.computed[inputs.slots.numpy()] = inputs.seq_lens.numpy()
+    slots = inputs.sample_slots.numpy()[: len(values)]
+    ends = view.computed[slots]
+    if inputs.max_seq_len >= width:
+        fits = ends < width
         slots, ends, values = slots[fits], ends[fits], values[fits]
     view.tokens[slots, ends] = values

@@ -6,12 +6,15 @@ does not depend on its neighbours.
 
 from __future__ import annotations
 
+from math import isfinite
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from vllm_core.api import BatchState
 from vllm_core.api import batch as layout
+from vllm_cpu.ops.decode import FEW
 from vllm_cpu.ops.philox import uniform
 from vllm_cpu.ops.state import Views, views
 
@@ -24,17 +27,19 @@ def sample(
     tokens: Tensor, nonfinite: Tensor, logits: Tensor, state: BatchState, slots: Tensor, lengths: Tensor, features: int
 ) -> None:
     """Choose one token per row of float32 [R,V] into int32 [R,1]; mark rows that hold NaN or +inf, or nothing finite."""
-    if not len(logits):
+    rows, flags, chosen = logits.numpy(), nonfinite.numpy(), tokens.numpy()[:, 0]
+    if not len(rows):
         return
-    rows = logits.numpy()
     best = rows.argmax(axis=1)  # the first of equal ones; NaN and +inf win, -inf only where nothing else is
-    finite = np.isfinite(rows[np.arange(len(best)), best])
-    np.logical_not(finite, out=nonfinite.numpy())
-    chosen = tokens.numpy()[:, 0]
     chosen[:] = best
+    if len(best) <= FEW:
+        for row, token in enumerate(best.tolist()):
+            flags[row] = not isfinite(rows.item(row, token))
+    else:
+        np.logical_not(np.isfinite(rows[np.arange(len(best)), best]), out=flags)
     if features & layout.F_RANDOM:
         view, at = views(state), slots.numpy()
-        drawn = ((view.floats[at, layout.A_TEMPERATURE] > 0) & finite).nonzero()[0]
+        drawn = ((view.floats[at, layout.A_TEMPERATURE] > 0) & ~flags).nonzero()[0]
         if len(drawn):
             at = at[drawn]
             words = view.params[at]

@@ -32,8 +32,7 @@ class Views:
     stop_ids: Int32s
     bad_words: Int32s
     tables: tuple[Int32s, ...]
-    index: npt.NDArray[np.int64]
-    """0, 1, 2, ... up to the number of slots."""
+    tokens_flat: Int32s
     decode: DecodeStep | None = None
 
 
@@ -60,5 +59,5 @@ def _make(state: BatchState) -> Views:
         stop_ids=state.stop_ids.numpy(),
         bad_words=state.bad_words.numpy(),
         tables=tuple(table.numpy() for table in state.block_tables),
-        index=np.arange(state.num_slots + 1),
+        tokens_flat=state.tokens.view(-1).numpy(),
     )
