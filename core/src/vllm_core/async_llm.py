@@ -38,7 +38,6 @@ log = logging.getLogger("vllm_core")
 
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
-STOP_S = 5.0
 
 _updates = msgspec.msgpack.Decoder(list[RequestUpdate]).decode
 _failure = msgspec.msgpack.Decoder(wire.Failure).decode
@@ -99,20 +98,23 @@ class AsyncLLM:
         self._outbox.bind(f"ipc://{self._folder}/in")
         self._inbox.bind(f"ipc://{self._folder}/out")
         self._tasks.append(asyncio.create_task(self._read()))
+        launch_task = asyncio.create_task(self._launch())
         try:
             # The tokenizer is read here while the engine process loads the weights.
-            _, self.tokenizer = await asyncio.gather(self._launch(), asyncio.to_thread(load_tokenizer, self._design))
+            _, self.tokenizer = await asyncio.gather(launch_task, asyncio.to_thread(load_tokenizer, self._design))
         except BaseException:
+            launch_task.cancel()  # gather does not, and a process started after the shutdown would stay
             self.shutdown()
             raise
-        self._serve_with(self.tokenizer)
+        self._post = Postprocessor(self.tokenizer)
+        self._check_against_limits()
         self._tasks.append(asyncio.create_task(self._watch()))
 
-    def _serve_with(self, tokenizer: Tokenizer | None) -> None:
+    def _check_against_limits(self) -> None:
+        """Requests are checked here; what the engine holds is known once it runs, and may be less after a restart."""
         from vllm_core.llm import limits_of
 
-        self._pre = Preprocessor(limits_of(self._blueprint, self.max_model_len), tokenizer)
-        self._post = Postprocessor(tokenizer)
+        self._pre = Preprocessor(limits_of(self._blueprint, self.max_model_len), self.tokenizer)
 
     async def _launch(self) -> None:
         """Start the engine process and wait for its first word."""
@@ -127,8 +129,9 @@ class AsyncLLM:
         )
         assert self._process.stdin is not None, "the pipe was asked for"
         start = Start(self._folder, launch.to_bytes(self._blueprint))
-        self._process.stdin.write(msgspec.json.encode(start) + b"\n")
-        await self._process.stdin.drain()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has gone already: its exit says more
+            self._process.stdin.write(msgspec.json.encode(start) + b"\n")
+            await self._process.stdin.drain()
         exited = asyncio.ensure_future(self._process.wait())
         first: list[asyncio.Future[Any]] = [self._ready, exited]
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -291,6 +294,8 @@ class AsyncLLM:
 
     async def _submit(self, prepared: Prepared) -> _Waiter:
         assert self._post is not None, "start() was not awaited"
+        if not self.is_alive:  # it may have gone while the prompt was prepared
+            raise self.error or self._death()
         if prepared.request_id in self._waiters:
             raise RequestError(
                 "Request id is in use",
@@ -319,23 +324,30 @@ class AsyncLLM:
     # -- the engine process
 
     async def _read(self) -> None:
-        """Dispatch the engine process's messages."""
-        while True:
-            kind, payload = await self._inbox.recv_multipart()
-            if kind == wire.UPDATES:
-                await self._deliver(_updates(payload))
-            elif kind == wire.READY:
-                if self._ready is not None and not self._ready.done():
-                    self._ready.set_result(_ready(payload))
-            elif kind == wire.FAILED:
-                self._failure = _failure(payload)
-            elif kind == wire.REFUSED:
-                refused = _failure(payload)
-                self._fail(refused.request_id.rpartition("#")[0], refused.to_error())
-            elif self._replies[kind]:
-                future = self._replies[kind].pop(0)
-                if not future.done():
-                    future.set_result(payload)
+        """Dispatch the engine process's messages. Without it nothing is answered, so its failure ends the engine."""
+        try:
+            while True:
+                await self._dispatch(*await self._inbox.recv_multipart())
+        except Exception as error:
+            log.exception("reading the engine's messages failed")
+            self.error = wire.Failure.of(error).to_error()
+            self._fail_all(self.error)
+
+    async def _dispatch(self, kind: bytes, payload: bytes) -> None:
+        if kind == wire.UPDATES:
+            await self._deliver(_updates(payload))
+        elif kind == wire.READY:
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(_ready(payload))
+        elif kind == wire.FAILED:
+            self._failure = _failure(payload)
+        elif kind == wire.REFUSED:
+            refused = _failure(payload)
+            self._fail(refused.request_id.rpartition("#")[0], refused.to_error())
+        elif self._replies[kind]:
+            future = self._replies[kind].pop(0)
+            if not future.done():
+                future.set_result(payload)
 
     async def _deliver(self, updates: list[RequestUpdate]) -> None:
         assert self._post is not None, "updates before the engine was ready"
@@ -365,10 +377,12 @@ class AsyncLLM:
             try:
                 self._deny_culprit()
                 await self._launch()
-            except VLLMCoreError as failed:
+            except (VLLMCoreError, OSError) as failed:
                 self.error = failed
                 log.error("engine did not start again: %s", failed)
+                self._fail_all(failed)
                 return
+            self._check_against_limits()
 
     def _deny_culprit(self) -> None:
         """A provider that failed while serving is not used again; the Plan records it."""

@@ -84,7 +84,8 @@ class Service:
 
 def _exit_with_owner() -> None:
     """Standard input ends when the owner does, however it ended."""
-    while sys.stdin.buffer.read(4096):
+    # Not sys.stdin: its lock, held by this thread, would abort the interpreter when the main thread ends.
+    while os.read(0, 4096):
         pass
     os._exit(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -41,9 +42,11 @@ class LLM:
         from vllm_core import launch
 
         design = launch.blueprint({"model": model, **options})
-        self._engine = launch.assemble(design)
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            tokenizer = beside.submit(load_tokenizer, design)  # large vocabularies take seconds, and so do weights
+            self._engine = launch.assemble(design)
+            self._tokenizer = tokenizer.result()
         self._core = self._engine.core
-        self._tokenizer = load_tokenizer(design)
         self._limits = limits_of(design, self._engine.budget.max_model_len)
         self._pre = Preprocessor(self._limits, self._tokenizer)
         self._post = Postprocessor(self._tokenizer)

@@ -40,9 +40,9 @@ def update(text: str, index: int = 0, **fields: Any) -> RequestUpdate:
     return RequestUpdate(request_id=child_id("r", index), token_ids=[ord(c) for c in text], **fields)
 
 
-def started(params: SamplingParams | PoolingParams, n: int = 1) -> Postprocessor:
+def started(params: SamplingParams | PoolingParams, n: int = 1, *, partial: bool = True) -> Postprocessor:
     post = Postprocessor(CharTokenizer())
-    post.add(prepared(params, n))
+    post.add(prepared(params, n), partial=partial)
     return post
 
 
@@ -179,3 +179,64 @@ def test_how_tokens_are_grouped_changes_nothing(text: str, cuts: list[int]) -> N
     assert run(cuts) == run([1] * 41)
     expected = min((text.find(s) for s in ("END", "bb") if s in text), default=None)
     assert run(cuts)[0] == (text if expected is None else text[:expected])
+
+
+def test_where_nobody_looks_text_comes_with_the_end() -> None:
+    post = started(SamplingParams(), partial=False)
+    (output,) = post.process([update("ab")]).outputs
+    (output,) = post.process([update("c")]).outputs
+    assert (output.outputs[0].text, output.outputs[0].token_ids) == ("", [97, 98, 99])
+    (output,) = post.process([update("d", finish_reason="length")]).outputs
+    assert output.outputs[0].text == "abcd"
+    assert output.finished
+
+
+def test_where_nobody_looks_a_stop_string_still_ends_the_sequence() -> None:
+    post = started(SamplingParams(stop=["END"]), partial=False)
+    post.process([update("aEN")])
+    processed = post.process([update("Db")])
+    assert processed.abort == [child_id("r", 0)]
+    assert processed.outputs[0].outputs[0].text == "a"
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_where_nobody_looks_a_stop_token_is_shown_only_if_asked_for(include: bool) -> None:
+    post = started(SamplingParams(include_stop_str_in_output=include), partial=False)
+    post.process([update("ab")])
+    (output,) = post.process([update("$", finish_reason="stop", stop_reason=ord("$"))]).outputs
+    assert output.outputs[0].text == ("ab$" if include else "ab")
+    assert output.outputs[0].token_ids == [97, 98, ord("$")]
+
+
+def test_where_nobody_looks_an_aborted_sequence_has_the_text_so_far() -> None:
+    post = started(SamplingParams(), partial=False)
+    post.process([update("ab")])
+    (output,) = post.process([update("", finish_reason="abort")]).outputs
+    assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("ab", "abort")
+
+
+@given(
+    pieces=st.lists(st.text(alphabet="abEND", min_size=1, max_size=3), min_size=1, max_size=12),
+    stop=st.sampled_from([None, ["END"], ["a", "bb"]]),
+    logprobs=st.sampled_from([None, 0]),
+    reason=st.sampled_from(["length", "stop", "abort", "error"]),
+)
+def test_what_is_left_in_the_end_does_not_depend_on_who_looks(
+    pieces: list[str], stop: list[str] | None, logprobs: int | None, reason: str
+) -> None:
+    def run(partial: bool) -> Any:
+        post = started(SamplingParams(stop=stop, logprobs=logprobs), n=2, partial=partial)
+        output, aborted = None, []
+        for number, piece in enumerate(pieces):
+            ending = {"finish_reason": reason, "queue_s": 1.0} if number == len(pieces) - 1 else {}
+            if number == 0:
+                ending["num_cached_tokens"] = 3
+            entries = [TokenLogprobs(ord(c), -1.0, 1, [], []) for c in piece] if logprobs is not None else None
+            for index in range(2):
+                processed = post.process([update(piece, index, logprobs=entries, **ending)])
+                aborted += processed.abort
+                output = processed.outputs[0] if processed.outputs else output
+        output.metrics.pop("time_to_first_token_s")
+        return output, aborted, len(post)
+
+    assert run(True) == run(False)

@@ -108,7 +108,7 @@ def write_model(folder: Path, architecture: str, **changes: Any) -> Tiny:
     model = cls(config).eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(parameter + 0.1 * noise if parameter.ndim == 1 else 0.25 * noise)
     model.save_pretrained(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
@@ -29,8 +30,15 @@ def penalised(repetition=1.0, presence=0.0, frequency=0.0):
 
 @pytest.mark.parametrize(
     "penalties",
-    [{"repetition": 1.7}, {"repetition": 0.8}, {"presence": 1.5}, {"presence": -1.5}, {"frequency": 1.2}, {"frequency": -0.7}]
-    + [{"repetition": 1.3, "presence": 0.6, "frequency": 0.4}],
+    [
+        {"repetition": 1.7},
+        {"repetition": 0.8},
+        {"presence": 1.5},
+        {"presence": -1.5},
+        {"frequency": 1.2},
+        {"frequency": -0.7},
+        {"repetition": 1.3, "presence": 0.6, "frequency": 0.4},
+    ],
     ids=str,
 )
 def test_penalties(llama, shared, one, penalties):
@@ -164,7 +172,7 @@ def test_text_that_may_become_a_stop_string_is_held_back(shared):
     text = shared.generate(["hello"], params, use_tqdm=False)[0].outputs[0].text
     stop = text[10:14]
     seen = [o.outputs[0].text for o in shared.stream("hello", params.replace(stop=stop))]
-    assert all(later.startswith(earlier) for earlier, later in zip(seen, seen[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(seen))
     assert seen[-1] == text[: text.index(stop)]
 
 

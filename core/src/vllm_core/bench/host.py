@@ -177,7 +177,7 @@ def _calls_of(llm: LLM) -> list[Place]:
 
 
 def _watched(places: Sequence[Place], work: Callable[[], object], steps: int) -> dict[str, list[float]]:
-    """Run ``steps`` times and return microseconds of each call, by standing before callables; costs about half of one a call."""
+    """Run ``steps`` times and return microseconds of each call, by standing before the callables; that costs half of one."""
     spent: dict[str, list[float]] = {name: [] for _, _, name in places}
 
     def watch(function: Callable[..., Any], times: list[float]) -> Callable[..., Any]:

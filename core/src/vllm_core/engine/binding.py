@@ -6,8 +6,8 @@ Nothing stands between a layer and the callable it fetched: attribution costs no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping
+from types import CodeType, FunctionType, TracebackType
 from typing import Any, Protocol
 
 from vllm_core.api import ProviderKind, load_entry
@@ -44,7 +44,7 @@ class BoundOps:
 
     def __init__(self, bindings: Iterable[BindingLike]) -> None:
         self._bindings = {(b.op, b.role): b for b in bindings}
-        self._callables = {key: load_entry(b.entry) for key, b in self._bindings.items()}
+        self._callables = _load_all(self._bindings)
 
     def get(self, op: str, role: str) -> Callable[..., Any]:
         """Return the callable of a call site; a fused op without a provider is put together from its parts.
@@ -80,6 +80,34 @@ class BoundOps:
             found = owners.get(trace.tb_frame.f_code, found)
             trace = trace.tb_next
         return found
+
+
+def _load_all(bindings: Mapping[tuple[str, str], BindingLike]) -> dict[tuple[str, str], Callable[..., Any]]:
+    """Import the providers' callables. Raises ProviderFailedError.
+
+    A traceback knows nothing but code, and one function may serve several call sites, or one wrapper several ops: from
+    the second on each gets a copy with a code object of its own.
+    """
+    found: dict[tuple[str, str], Callable[..., Any]] = {}
+    seen: set[CodeType] = set()
+    for key, binding in bindings.items():
+        try:
+            function = load_entry(binding.entry)
+        except Exception as error:
+            raise ProviderFailedError.of(binding, error) from error
+        if isinstance(function, FunctionType):
+            if function.__code__ in seen:
+                function = _copy(function, f"{binding.op}@{binding.role}")
+            seen.add(function.__code__)
+        found[key] = function
+    return found
+
+
+def _copy(function: FunctionType, name: str) -> FunctionType:
+    code = function.__code__.replace(co_name=name)
+    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 class ProviderFailedError(EngineError):

@@ -66,13 +66,27 @@ class EngineCore:
             step = self.scheduler.schedule()
             if step is None:
                 break
-            self._in_flight.append((step, self.program.run(self.program.prepare(step.key), step.delta)))
+            self._in_flight.append((step, self._launch(step)))
             self._steps += 1
         return self._read() if self._in_flight else []
 
+    def _launch(self, step: ScheduledStep) -> StepHandle:
+        try:
+            return self.program.run(self.program.prepare(step.key), step.delta)
+        except BaseException:
+            self.scheduler.withdraw(step)
+            raise
+
     def _read(self) -> list[RequestUpdate]:
-        step, handle = self._in_flight.popleft()
-        return self.scheduler.complete(step, handle.result())
+        step, handle = self._in_flight[0]
+        try:
+            result = handle.result()
+        except BaseException:
+            while self._in_flight:
+                self.scheduler.withdraw(self._in_flight.pop()[0])
+            raise
+        self._in_flight.popleft()
+        return self.scheduler.complete(step, result)
 
     def _guarded(self, work: Callable[[], list[RequestUpdate]]) -> list[RequestUpdate]:
         try:

@@ -343,6 +343,16 @@ class Scheduler:
             self._running = [request for request in self._running if not request.finished]
         return updates
 
+    def withdraw(self, step: ScheduledStep) -> None:
+        """Forget the newest step, which raised and will not be read."""
+        self._scheduled -= 1
+        for request, count, sampled in step.rows:
+            request.scheduled -= count
+            request.length -= sampled
+            request.last_step = self._scheduled
+            if request.leaving:
+                self._leave(request)
+
     def _append(self, request: Request, reader: results.Reader, index: int) -> RequestUpdate:
         """What the last of a request's tokens, just appended, brings; the stops are checked that the host alone can check."""
         tokens = request.tokens

@@ -55,6 +55,8 @@ class Failure(msgspec.Struct, frozen=True):
 
     def to_error(self) -> VLLMCoreError:
         """The exception again; a class that only the engine knows becomes an EngineError."""
-        cls: Any = getattr(errors, self.kind, EngineError)
+        cls: Any = getattr(errors, self.kind, None)
+        if not (isinstance(cls, type) and issubclass(cls, VLLMCoreError)):
+            cls = EngineError
         error: VLLMCoreError = cls(self.what, on=self.on, found=self.found, expected=self.expected, fix=self.fix)
         return error

@@ -42,8 +42,6 @@ class NullModel:
     """`forward` returns a buffer untouched; `logits` writes zeros."""
 
     def __init__(self, spec: ModelSpec, device: Device, *, max_tokens: int) -> None:
-        import torch
-
         from vllm_core.ops.dtypes import TORCH_DTYPES
 
         self._whole = device.allocate("workspace", (max_tokens, spec.hidden_size), TORCH_DTYPES[spec.dtype])

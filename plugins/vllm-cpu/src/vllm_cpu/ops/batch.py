@@ -140,8 +140,7 @@ def advance(state: BatchState, inputs: StepInputs, tokens: Tensor) -> None:
     width = view.tokens.shape[1]
     step = view.decode
     if step is not None and inputs is step.inputs and inputs.max_seq_len < width:
-        view.computed[step.rows] = step.lengths
-        view.tokens_flat[step.at + 1] = values
+        step.append(view, values)
         return
     view.computed[inputs.slots.numpy()] = inputs.seq_lens.numpy()
     slots = inputs.sample_slots.numpy()[: len(values)]

@@ -33,6 +33,7 @@ class Views:
     bad_words: Int32s
     tables: tuple[Int32s, ...]
     tokens_flat: Int32s
+    tables_flat: tuple[Int32s, ...]
     decode: DecodeStep | None = None
 
 
@@ -60,4 +61,5 @@ def _make(state: BatchState) -> Views:
         bad_words=state.bad_words.numpy(),
         tables=tuple(table.numpy() for table in state.block_tables),
         tokens_flat=state.tokens.view(-1).numpy(),
+        tables_flat=tuple(table.view(-1).numpy() for table in state.block_tables),
     )
