@@ -45,7 +45,11 @@ CLAIMS: Mapping[str, Support] = MappingProxyType(
         "chunked_prefill": Full(),
         "sampling.device": Full(),
         "sampling.logprobs": Full(),
-        "batch_invariant": Partial("narrow products go through kernels that depend on the number of rows", cases=("float32",)),
+        "batch_invariant": Partial(
+            "narrow products depend on the number of rows; a prompt cut into other chunks keeps its tokens but not the last "
+            "bits of its log-probabilities",
+            cases=("float32, equal chunks",),
+        ),
         "async_scheduling": Partial("steps run on the engine's own thread, so nothing overlaps", cases=("one step ahead",)),
         "graphs": Unsupported("a host has no launches that a graph could save"),
         "sleep": Unsupported("weights already lie in host memory, there is nowhere to move them"),

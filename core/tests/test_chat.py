@@ -1,0 +1,64 @@
+"""Sampling defaults of a model, and what chat needs of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_core.chat import default_sampling, render
+from vllm_core.errors import RequestError
+
+
+class Templated:
+    chat_template = "default"
+
+    def apply_chat_template(self, messages: list[dict[str, str]], *, chat_template: str | None, **options: object) -> str:
+        return f"{chat_template or self.chat_template}:{len(messages)}:{sorted(options)}"
+
+
+class Plain(Templated):
+    chat_template = None
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def test_the_models_own_sampling_is_the_default() -> None:
+    params = default_sampling({"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05, "eos_token_id": 2})
+    assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (0.6, 0.9, 20, 1.05)
+    assert params.max_tokens == 16
+
+
+def test_a_model_that_says_nothing_gets_ours() -> None:
+    assert default_sampling({}).temperature == 1.0
+    assert default_sampling({"temperature": None}).temperature == 1.0
+
+
+def test_a_model_that_does_not_sample_is_greedy() -> None:
+    assert default_sampling({"do_sample": False, "temperature": 0.7}).is_greedy
+
+
+def test_the_models_length_is_the_default_length() -> None:
+    assert default_sampling({"max_new_tokens": 99}).max_tokens == 99
+
+
+def test_a_wrong_default_of_a_model_is_an_error_that_names_it() -> None:
+    with pytest.raises(RequestError, match="top_p"):
+        default_sampling({"top_p": 3.0})
+
+
+def test_the_users_template_goes_before_the_models() -> None:
+    assert render(Templated(), MESSAGES).startswith("default:1")
+    assert render(Templated(), MESSAGES, chat_template="mine").startswith("mine:1")
+    assert render(Plain(), MESSAGES, chat_template="mine").startswith("mine:1")
+
+
+@pytest.mark.parametrize(("tokenizer", "found"), [(None, "no tokenizer"), (Plain(), "without a template")])
+def test_a_model_that_cannot_chat_says_why(tokenizer: object, found: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        render(tokenizer, MESSAGES)
+    assert found in caught.value.found
+
+
+def test_a_conversation_needs_a_message() -> None:
+    with pytest.raises(RequestError, match="empty"):
+        render(Templated(), [])
