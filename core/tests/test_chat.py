@@ -62,3 +62,26 @@ def test_a_model_that_cannot_chat_says_why(tokenizer: object, found: str) -> Non
 def test_a_conversation_needs_a_message() -> None:
     with pytest.raises(RequestError, match="empty"):
         render(Templated(), [])
+
+
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        ("hi", "str"),
+        ({"content": "hi"}, "role None"),
+        ({"role": 1, "content": "hi"}, "role 1"),
+        ({"role": "user"}, "no content"),
+        ({"role": "user", "contents": "hi"}, "no content"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "no content"),
+    ],
+)
+def test_a_message_that_a_template_would_render_as_nothing_is_refused(message: object, found: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        render(Templated(), [*MESSAGES, message])
+    assert (caught.value.on, caught.value.found) == ("messages[1]", found)
+
+
+def test_a_message_may_call_tools_instead_of_speaking() -> None:
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
+    assert render(Templated(), [*MESSAGES, call]).startswith("default:2")
+    assert render(Templated(), [{"role": "user", "content": ""}]).startswith("default:1")

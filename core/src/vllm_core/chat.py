@@ -32,6 +32,8 @@ def render(
         raise RequestError(
             "Conversation is empty", on="messages", found="no message", expected="at least one message", fix="send a message"
         )
+    for index, message in enumerate(messages):
+        _check_message(f"messages[{index}]", message)
     if tokenizer is None or not (chat_template or tokenizer.chat_template):
         raise RequestError(
             "Model has no chat template",
@@ -41,3 +43,22 @@ def render(
             fix="give one with --chat-template, or send a plain prompt",
         )
     return tokenizer.apply_chat_template(list(messages), chat_template=chat_template, **options)
+
+
+def _check_message(name: str, message: object) -> None:
+    """A template renders what is not there as nothing, and the model would answer that."""
+    if not isinstance(message, Mapping):
+        found = type(message).__name__
+    elif not isinstance(message.get("role"), str):
+        found = f"role {message.get('role')!r}"
+    elif message.get("content") is None and not message.get("tool_calls"):
+        found = "no content"
+    else:
+        return
+    raise RequestError(
+        "Message cannot be used",
+        on=name,
+        found=found,
+        expected="a mapping with role and content",
+        fix='send messages like {"role": "user", "content": "..."}',
+    )

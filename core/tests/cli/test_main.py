@@ -73,6 +73,9 @@ def test_every_command_declares_itself(name: str) -> None:
         (["serve", "demo", "--no-strickt"], "did you mean '--no-strict'?"),
         (["generate", "--model", "demo", "--promt", "x"], "did you mean '--prompt'?"),
         (["bench", "host", "--gird", "1"], "did you mean '--grid'?"),
+        (["generate", "--modle", "demo"], "did you mean '--model'?"),
+        (["platforms", "lst"], "did you mean 'list'?"),
+        (["generate", "--model", "demo", "--load-format", "dumy"], "did you mean 'dummy'?"),
     ],
 )
 def test_unknown_names_have_the_nearest(argv: list[str], expected: str, capsys: Any) -> None:
@@ -85,9 +88,10 @@ def test_unknown_names_have_the_nearest(argv: list[str], expected: str, capsys: 
     [
         (["serve"], "MODEL"),
         (["serve", "a", "b"], "unexpected argument 'b'"),
-        (["serve", "a", "--port", "70000"], "70000 is no port"),
-        (["serve", "a", "--port", "x"], "--port"),
-        (["serve", "a", "--drain-s", "0"], "not positive"),
+        (["serve", "a", "--port", "70000"], "'70000' is no port"),
+        (["serve", "a", "--port", "x"], "'x' is no port"),
+        (["serve", "a", "--drain-s", "0"], "'0' is no integer of at least 1"),
+        (["serve", "a", "--drain-s", "soon"], "'soon' is no integer of at least 1"),
         (["serve", "a", "--dtype", "float8"], "float8"),
         (["serve", "a", "--api-key", ""], "API key cannot be used"),
         (["serve", "a", "--api-key", "two words"], "API key cannot be used"),
@@ -191,6 +195,31 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     shown = process.stderr.read()
     process.stderr.close()
     assert (process.wait(60), shown) == (141, b"")
+
+
+def test_a_full_disk_is_no_traceback() -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    command = [sys.executable, "-c", "import sys; from vllm_core.cli.main import main; sys.exit(main(['--help']))"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Nothing more can be written: standard output\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_other_errors_of_the_system_keep_their_traceback(failing: Any) -> None:
+    failing(PermissionError(13, "Permission denied"))
+    with pytest.raises(PermissionError):
+        cli.main(["fail"])
+
+
+@pytest.mark.parametrize("argv", [["--text", "--dashed words"], ["--text=--x"], ["--text", "x", "--", "--x"]])
+def test_values_that_look_like_options_are_values(argv: list[str]) -> None:
+    parser = cli.Parser(prog="p")
+    parser.add_argument("--text")
+    parser.add_argument("rest", nargs="*")
+    assert parser.parse_args(argv).text in ("--dashed words", "--x", "x")
 
 
 def test_an_unknown_option_error_is_raised_by_the_parser_that_owns_it() -> None:

@@ -299,3 +299,16 @@ async def test_one_bad_request_disturbs_no_other(client: Any, engine: Any) -> No
         check(await client.post(COMPLETIONS, body))
     engine.gate.set()
     assert (await good).json()["choices"][0]["text"] == "Hello wörld"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(["x"] * 65, "at most 64 items"), ([1], "a valid string"), ({"a": 1}, "a valid list")]
+)
+async def test_a_field_of_several_types_says_what_is_wrong_with_the_value(client: Any, value: object, expected: str) -> None:
+    assert expected in check(await client.post(COMPLETIONS, {"prompt": "a", "stop": value}))["message"]
+
+
+@pytest.mark.parametrize("number", [-1, 21])
+async def test_top_logprobs_out_of_range_is_refused_under_its_own_name(client: Any, number: int) -> None:
+    body = {"messages": HI, "logprobs": True, "top_logprobs": number}
+    assert check(await client.post(CHAT, body))["param"] == "top_logprobs"

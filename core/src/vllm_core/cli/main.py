@@ -6,6 +6,8 @@ A command's module is imported when it is named, so that ``--help`` is quick: it
 from __future__ import annotations
 
 import argparse
+import errno
+import itertools
 import logging
 import os
 import sys
@@ -50,9 +52,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has left; the interpreter would complain once more when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has left
         return CLOSED_PIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _drop_output()
+        print(f"error: {_disk_full(error)}", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """The interpreter would complain once more when it flushes what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _disk_full(error: OSError) -> ConfigError:
+    return ConfigError(
+        "Nothing more can be written",
+        on=str(error.filename or "standard output"),
+        found=str(error.strerror),
+        expected="free space",
+        fix="make room, or write elsewhere",
+    )
 
 
 def _run(args: list[str]) -> int:
@@ -115,18 +137,42 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # argparse calls it for each nested parser
         """Parse; what is left over belongs to no one. Raises UnknownOptionError."""
+        if self._subparsers is None:
+            self._check_options(sys.argv[1:] if args is None else args)
         found, left = super().parse_known_args(args, namespace)
         if not left:
             return found, left
         name = left[0].partition("=")[0]
         if not name.startswith("-"):
             self.error(f"unexpected argument {name!r}")
-        raise UnknownOptionError(
+        raise self._unknown(name)
+
+    def _check_options(self, args: Sequence[str]) -> None:
+        """Before argparse misses what is required: a misspelt option is why. As there, text with a space is a value."""
+        for arg in itertools.takewhile(lambda one: one != "--", args):
+            name = arg.partition("=")[0]
+            if arg.startswith("--") and " " not in arg and name not in self._option_string_actions:
+                raise self._unknown(name)
+
+    def _unknown(self, name: str) -> UnknownOptionError:
+        return UnknownOptionError(
             "Unknown option",
             on=name,
             found=f"no such option of {self.prog}",
             expected=f"what `{self.prog} --help` lists",
             fix=nearest(name, [option for option in self._option_string_actions if option.startswith("--")]),
+        )
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:  # argparse asks it about values with choices
+        if action.choices is None or value in action.choices:
+            return
+        names = [str(choice) for choice in action.choices]
+        raise ConfigError(
+            "Value does not exist",
+            on=f"{action.option_strings[0] if action.option_strings else action.metavar} of {self.prog}",
+            found=repr(value),
+            expected=f"one of: {', '.join(names)}",
+            fix=nearest(str(value), names),
         )
 
     def error(self, message: str) -> NoReturn:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from vllm_core.api.ops import OPS
 from vllm_core.errors import PlanError, PluginError, UnknownPlatformError, nearest
+from vllm_core.registry.hardware import known_plugins
 from vllm_core.registry.matching import Match, Mismatch, match
 from vllm_core.registry.plan import Candidate, Failed, Needs, Plan, RejectedCandidate
 from vllm_core.registry.providers import provider_names
@@ -110,9 +111,15 @@ def asked(name: str | None, candidates: Sequence[Candidate], failed: Sequence[Fa
             on=name,
             found=failure.cause if failure is not None else "no installed plugin has this name",
             expected=f"one of the installed platforms: {', '.join(sorted(one.manifest.name for one in candidates)) or 'none'}",
-            fix=failure.fix if failure is not None else nearest(name, known | {one.entry_point for one in failed}),
+            fix=failure.fix if failure is not None else _how_to_get(name, known | {one.entry_point for one in failed}),
         )
     raise _plugin_error(failure, f"platform {name}, which was asked for, to work", failure.fix)
+
+
+def _how_to_get(name: str, installed: set[str]) -> str:
+    """One of our own packages is to be installed, not mistaken for another platform whose name is near."""
+    ours = next((one for one in known_plugins() if name in (one.platform, one.distribution)), None)
+    return nearest(name, installed) if ours is None else ours.install
 
 
 def _names(candidate: Candidate) -> tuple[str, ...]:

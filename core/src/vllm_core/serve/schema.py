@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_core.api.batch import MAX_BIAS
 from vllm_core.errors import RequestError, nearest
-from vllm_core.sampling_params import SamplingParams
+from vllm_core.sampling_params import MAX_LOGPROBS, SamplingParams
 
 MAX_SEQUENCES = 2048
 """Most prompts times `n` in one request."""
@@ -152,7 +152,7 @@ class ChatRequest(Generation):
     messages: Any
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -201,7 +201,9 @@ def parse(schema: type[Schema], data: object) -> Schema:
     try:
         return schema.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        errors = error.errors(include_url=False, include_context=False)
+        # A field of several types has an error for each: the last one, a list's, says most.
+        first = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]][-1]
         name = str(first["loc"][0]) if first["loc"] else "body"
         found = "nothing" if first["type"] == "missing" else short(first["input"])
         raise refused(name, found, first["msg"], f"change {name}") from None
