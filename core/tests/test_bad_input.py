@@ -193,3 +193,31 @@ def test_an_error_disturbs_nothing_else(folder: Path) -> None:
         after = llm.generate([[1, 2, 3]], params, use_tqdm=False)
         assert llm.get_metrics().running == 0
     assert before[0].outputs[0].token_ids == after[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("prompts", [5, None, [1.0, 2.0], [None], b"x"], ids=repr)
+def test_prompts_of_a_wrong_type(folder: Path, prompts: object) -> None:
+    from vllm_core import LLM
+    from vllm_core.errors import RequestError
+
+    with LLM(str(folder), kv_cache_memory_bytes=10_000_000) as llm, pytest.raises(RequestError):
+        llm.generate(prompts, use_tqdm=False)
+
+
+def test_one_llm_serves_one_call_at_a_time_and_none_after_its_end(folder: Path) -> None:
+    from vllm_core import LLM, SamplingParams
+    from vllm_core.errors import ConfigError, RequestError
+
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    with LLM(str(folder), kv_cache_memory_bytes=10_000_000) as llm:
+        stream = llm.stream([1, 2, 3], params)
+        next(stream)
+        with pytest.raises(RequestError, match="in use"):
+            llm.generate([[4]], params, use_tqdm=False)
+        with pytest.raises(RequestError, match="wrong type"):
+            llm.generate([[4]], {"temperature": 0}, use_tqdm=False)
+        *_, last = stream
+        assert len(last.outputs[0].token_ids) == 8
+        assert len(llm.generate([[4]], params, use_tqdm=False)) == 1
+    with pytest.raises(ConfigError, match="shut down"):
+        llm.generate([[4]], params, use_tqdm=False)

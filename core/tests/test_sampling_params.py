@@ -36,6 +36,7 @@ WRONG = [
     ("seed", 2**64),
     ("stop", [""]),
     ("stop", ["x"] * 65),
+    ("bad_words", [""]),
     ("logit_bias", {1: 101.0}),
     ("logit_bias", {1: math.nan}),
     ("logit_bias", dict.fromkeys(range(batch.MAX_BIAS + 1), 0.0)),

@@ -125,7 +125,7 @@ class AsyncLLM:
         self._failure = None
         self._ready = asyncio.get_running_loop().create_future()
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "vllm_core.engine_main", stdin=asyncio.subprocess.PIPE
+            sys.executable, "-m", "vllm_core.engine_main", stdin=asyncio.subprocess.PIPE, start_new_session=True
         )
         assert self._process.stdin is not None, "the pipe was asked for"
         start = Start(self._folder, launch.to_bytes(self._blueprint))
@@ -398,7 +398,8 @@ class AsyncLLM:
         if self._failure is not None and not (self._ready is not None and self._ready.done()):
             return self._failure.to_error()
         status = self._process.returncode if self._process is not None else None
-        found = f"exit status {status}" if self._failure is None else f"{self._failure.what}: {self._failure.found}"
+        ended = "it is starting" if status is None else f"exit status {status}"
+        found = ended if self._failure is None else f"{self._failure.what}: {self._failure.found}"
         return EngineDeadError(
             "Engine process is gone",
             on="engine process" if self._failure is None else self._failure.on,

@@ -97,6 +97,13 @@ class ParallelConfig(_Settings):
 
     tensor_parallel_size: Annotated[int, Field(gt=0)] = Field(1, description="devices that share each layer")
 
+    @field_validator("tensor_parallel_size")
+    @classmethod
+    def _one_device(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError("1: this version runs a model on one device")
+        return value
+
 
 class ObservabilityConfig(_Settings):
     """What is logged."""
@@ -113,13 +120,6 @@ class EngineConfig(_Settings):
     platform: PlatformConfig = PlatformConfig()
     parallel: ParallelConfig = ParallelConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
-
-    @field_validator("parallel")
-    @classmethod
-    def _one_device(cls, value: ParallelConfig) -> ParallelConfig:
-        if value.tensor_parallel_size != 1:
-            raise ValueError("this version runs a model on one device: tensor_parallel_size must be 1")
-        return value
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
@@ -144,12 +144,12 @@ class EngineConfig(_Settings):
             return cls.model_validate(grouped)
         except ValidationError as error:
             first = error.errors()[0]
-            name = str(first["loc"][-1]) if first["loc"] else "options"
+            name = next((str(part) for part in reversed(first["loc"]) if part in owners), "options")
             raise ConfigError(
                 "Option has a wrong value",
                 on=name,
                 found=repr(first.get("input")),
-                expected=first["msg"],
+                expected=first["msg"].removeprefix("Value error, "),
                 fix=f"change {name}; `vllm-core serve --help` lists the options",
             ) from error
 

@@ -18,7 +18,7 @@ import zmq
 
 from vllm_core.engine import wire
 from vllm_core.engine.messages import EngineRequest
-from vllm_core.errors import RequestError
+from vllm_core.errors import RequestError, VLLMCoreError
 
 if TYPE_CHECKING:
     from vllm_core.engine.core import EngineCore
@@ -115,7 +115,8 @@ def main() -> int:
         outbox.send_multipart((wire.READY, wire.encode(ready)))
         Service(engine.core, inbox, outbox).run()
     except Exception as error:  # the owner gets the cause, whatever it is
-        log.exception("engine failed")
+        level = logging.DEBUG if isinstance(error, VLLMCoreError) else logging.ERROR
+        log.log(level, "engine failed", exc_info=error)
         outbox.send_multipart((wire.FAILED, wire.encode(wire.Failure.of(error))))
         return 1
     finally:

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -51,6 +52,7 @@ class LLM:
         self._pre = Preprocessor(self._limits, self._tokenizer)
         self._post = Postprocessor(self._tokenizer)
         self._ids = itertools.count()
+        self._closed = False
 
     @property
     def plan(self) -> Plan:
@@ -205,6 +207,14 @@ class LLM:
         return [done[request.request_id] for request in prepared]
 
     def _require(self, runner: str) -> None:
+        if self._closed:
+            raise ConfigError(
+                "LLM is shut down",
+                on="LLM",
+                found="a call after shutdown()",
+                expected="calls inside the with block, or before shutdown()",
+                fix="make a new LLM",
+            )
         found = self._engine.blueprint.runner
         if found != runner:
             raise RequestError(
@@ -216,7 +226,10 @@ class LLM:
             )
 
     def shutdown(self) -> None:
-        """Give the device's memory back."""
+        """Give the device's memory back; the LLM cannot be used after that."""
+        if self._closed:
+            return
+        self._closed = True
         self._engine.device.synchronize()
         for pool in POOLS:
             self._engine.device.release(pool)
@@ -234,6 +247,15 @@ class Batch:
     def __init__(self, core: EngineCore, post: Postprocessor, prepared: list[Prepared], *, partial: bool = False) -> None:
         self._core = core
         self._post = post
+        if len(post):
+            # The outputs of the other batch's requests would come here, and be lost to it.
+            raise RequestError(
+                "LLM is in use",
+                on="generate, embed or stream",
+                found=f"{len(post)} unfinished requests of another call",
+                expected="one call at a time",
+                fix="finish or close the other stream first; AsyncLLM serves several callers at once",
+            )
         self._prepared = prepared
         try:
             for request in prepared:
@@ -286,15 +308,33 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several? A list of integers is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [cast("list[int]", items)]
+    items = list(prompts) if isinstance(prompts, Iterable) else [prompts]
+    if items and all(isinstance(item, Integral) for item in items) and isinstance(prompts, Iterable):
+        return [[int(item) for item in cast("list[int]", items)]]
+    for item in items:
+        if isinstance(item, (str, Mapping)) or (isinstance(item, Iterable) and not isinstance(item, bytes)):
+            continue
+        raise RequestError(
+            "Prompt has a wrong type",
+            on="prompts",
+            found=f"{type(item).__name__} {item!r:.40}",
+            expected="text, token ids, or a mapping with prompt or prompt_token_ids",
+            fix='generate(["text"]) or generate([[1, 2, 3]])',
+        )
     return cast("list[Prompt]", items)
 
 
 def _match(params: Params | Sequence[Params], items: Sequence[object], name: str) -> list[Params]:
     if isinstance(params, (SamplingParams, PoolingParams)):
         return [params] * len(items)
+    if isinstance(params, Mapping) or not all(isinstance(one, (SamplingParams, PoolingParams)) for one in params):
+        raise RequestError(
+            "Parameters have a wrong type",
+            on=name,
+            found=f"{type(params).__name__} {params!r:.40}",
+            expected="SamplingParams or PoolingParams, one or a list",
+            fix="SamplingParams(temperature=0.7, max_tokens=32)",
+        )
     return _each(params, items, name)
 
 

@@ -64,6 +64,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
             raise _wrong("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         if any(not isinstance(word, str) or not word for word in self.stop_strings):
             raise _wrong("stop", self.stop, "non-empty strings")
+        if any(not isinstance(word, str) or not word for word in self.bad_words or ()):
+            raise _wrong("bad_words", self.bad_words, "non-empty strings")
         for name, values, limit in (
             ("stop_token_ids", self.stop_token_ids, batch.MAX_STOP - 8),
             ("logit_bias", self.logit_bias, batch.MAX_BIAS),

@@ -99,6 +99,11 @@ def test_an_encoder_needs_no_memory() -> None:
     assert size_kv(request(), [], stats()).num_blocks == ()
 
 
+def test_too_few_blocks_that_were_asked_for_are_named_as_the_cause() -> None:
+    with pytest.raises(MemoryBudgetError, match="num-gpu-blocks-override"):
+        size_kv(request(override_blocks=3), [group()], stats())
+
+
 def test_number_of_blocks_can_be_set() -> None:
     assert size_kv(request(override_blocks=70), [group()], stats()).num_blocks == (70,)
 

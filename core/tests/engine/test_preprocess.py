@@ -43,6 +43,10 @@ def test_each_form_of_a_prompt_is_read(prompt: object, ids: list[int]) -> None:
     assert generate(prompt).prompt_token_ids == ids
 
 
+def test_a_misspelt_key_of_a_prompt_names_the_nearest() -> None:
+    assert "'prompt'" in refused({"promt": "x"}).fix
+
+
 def test_a_request_with_n_is_split_with_a_seed_each() -> None:
     prepared = generate([5], SamplingParams(n=3, seed=10))
     assert [c.request_id for c in prepared.children] == ["r#0", "r#1", "r#2"]

@@ -86,7 +86,9 @@ def size_kv(request: MemoryRequest, groups: Sequence[GroupMemory], stats: Memory
             on=f"max_model_len {request.max_model_len}",
             found=f"{budget} bytes, enough for {fits} tokens",
             expected=f"{needed} bytes",
-            fix=f"lower --max-model-len to {fits}, or raise --kv-cache-memory-bytes or --device-memory-utilization"
+            fix=f"raise --num-gpu-blocks-override, or lower --max-model-len to {fits}"
+            if request.override_blocks is not None
+            else f"lower --max-model-len to {fits}, or raise --kv-cache-memory-bytes or --device-memory-utilization"
             if fits >= 1
             else "raise --kv-cache-memory-bytes or --device-memory-utilization",
         )

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_core.api import batch
 from vllm_core.engine.messages import EngineRequest
-from vllm_core.errors import RequestError
+from vllm_core.errors import RequestError, nearest
 from vllm_core.sampling_params import PoolingParams, SamplingParams
 
 if TYPE_CHECKING:
     from vllm_core.loader.tokenizer import Tokenizer
+
+
+PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ class Preprocessor:
     def _prompt(self, prompt: str | Sequence[int] | Mapping[str, Any], special: bool) -> tuple[str | None, list[int]]:
         value: Any = prompt
         if isinstance(prompt, Mapping):
+            self._check_keys(prompt)
             value = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt", "")
         if isinstance(value, str):
             ids = self._need_tokenizer("a prompt given as text").encode(
@@ -152,6 +156,18 @@ class Preprocessor:
                 expected="detokenize=True, or no stop strings",
                 fix="leave detokenize out, or use stop_token_ids",
             )
+
+    @staticmethod
+    def _check_keys(prompt: Mapping[str, Any]) -> None:
+        for key in prompt:
+            if key not in PROMPT_KEYS:
+                raise RequestError(
+                    "Prompt has an unknown key",
+                    on="prompt",
+                    found=repr(key),
+                    expected=" or ".join(PROMPT_KEYS),
+                    fix=nearest(str(key), PROMPT_KEYS),
+                )
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         words = [list(ids) for ids in params.bad_words_token_ids or ()]
