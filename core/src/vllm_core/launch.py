@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -21,7 +22,7 @@ from vllm_core.errors import ConfigError
 from vllm_core.loader.source import ModelSource, open_model
 from vllm_core.models import catalog
 from vllm_core.models.spec import ModelSpec, Pooling
-from vllm_core.registry import candidates, explain, select
+from vllm_core.registry import candidates, explain, select, snapshot
 from vllm_core.registry.demotion import demote
 from vllm_core.registry.plan import Needs, Plan
 
@@ -157,14 +158,20 @@ def _capabilities(spec: ModelSpec, kv_dtype: str, config: EngineConfig) -> froze
     return frozenset(names)
 
 
-def blueprint(options: Mapping[str, Any]) -> Blueprint:
-    """Decide everything for an engine with these options. Raises VLLMCoreError."""
+def blueprint(options: Mapping[str, Any], *, probe: Path | None = None) -> Blueprint:
+    """Decide everything for an engine with these options, from the model's config alone: no weights are read.
+
+    ``probe`` is a file that `doctor --json` saved: the decision is for that machine. Raises VLLMCoreError.
+    """
     for name in check_environment():
         log.info("environment variable %s belongs to another project and is not read", name)
     config = EngineConfig.from_options(options)
     source = open_model(config.model)
     needs = needs_of(config, source)
-    found, failed = candidates.collect(only=needs.platform, environ=os.environ)
+    if probe is None:
+        found, failed = candidates.collect(only=needs.platform, environ=os.environ)
+    else:
+        found, failed = snapshot.recompute(snapshot.read(probe), probe)
     plan = select.plan(needs, found, failed)
     config, reasons = _configure(config, plan)
     if reasons:

@@ -7,27 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_core.cli.options import add_engine_options, engine_options
+
 if TYPE_CHECKING:
     from vllm_core.registry.plan import Candidate, Failed
 
 Subparsers = Any
-
-_VALUES = {
-    "platform": "platform or vendor; default: the best match",
-    "dtype": "dtype of weights and activations",
-    "kv-cache-dtype": "dtype of the KV cache",
-    "block-size": "tokens per block; negotiated if not given",
-    "max-model-len": "longest sequence",
-    "model-impl": "model track: auto, agnostic or transformers",
-    "runner": "auto, generate or pooling",
-}
-_FLAGS = {
-    "strict": "no provider may be replaced in warm-up",
-    "allow-fallback": "use the host when an accelerator is visible but cannot be used",
-    "allow-host-ops": "run ops that nobody offers on the host",
-    "enforce-eager": "never capture graphs",
-}
-_INTEGERS = ("block-size", "max-model-len")
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -41,42 +26,11 @@ def add_parser(subparsers: Subparsers) -> None:
     explain.add_argument("model", metavar="MODEL", help="folder, GGUF file, repository name, or 'demo'")
     explain.add_argument("--json", action="store_true", help="print the plan as JSON")
     explain.add_argument("--probe", type=Path, metavar="FILE", help="plan for the machine that `doctor --json FILE` saved")
-    _add_options(explain)
+    add_engine_options(explain, leave_out={"model"})
     explain.set_defaults(func=run_explain)
     ops = commands.add_parser("ops", help="all ops, with the providers of each platform")
     ops.add_argument("--platform", help="platform or vendor; default: all")
     ops.set_defaults(func=run_ops)
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    for name, text in _VALUES.items():
-        kind = int if name in _INTEGERS else str
-        parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=text)
-    for name, text in _FLAGS.items():
-        parser.add_argument(f"--{name}", action="store_true", default=argparse.SUPPRESS, help=text)
-    repeated: dict[str, Any] = {"action": "append", "default": argparse.SUPPRESS}
-    parser.add_argument("--device-ids", metavar="ID", nargs="+", default=argparse.SUPPRESS, help="ids of `platforms list`")
-    parser.add_argument("--provider", metavar="OP=NAME", **repeated, help="force a provider; all=reference is the generic path")
-    parser.add_argument("--deny-provider", metavar="NAME", **repeated, help="a provider that must not be chosen")
-
-
-def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The engine options among the arguments. Raises ConfigError for a provider that is not OP=NAME."""
-    names = [name.replace("-", "_") for name in (*_VALUES, *_FLAGS, "model", "device-ids", "deny-provider")]
-    options = {name: getattr(args, name) for name in names if hasattr(args, name)}
-    if hasattr(args, "provider"):
-        options["provider"] = dict(_pair(text) for text in args.provider)
-    return options
-
-
-def _pair(text: str) -> tuple[str, str]:
-    from vllm_core.errors import ConfigError
-
-    op, _, name = text.partition("=")
-    if not op or not name:
-        fix = "for example --provider all=reference"
-        raise ConfigError("Option has a wrong value", on="--provider", found=repr(text), expected="OP=NAME", fix=fix)
-    return op, name
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -123,17 +77,10 @@ def _print_list(candidates: list[Candidate], failed: list[Failed]) -> None:
 
 def run_explain(args: argparse.Namespace) -> int:
     """Print the plan for a model. Raises VLLMCoreError with every reason if there is none."""
-    from vllm_core.config import EngineConfig
-    from vllm_core.launch import needs_of
-    from vllm_core.registry import explain, select, snapshot
-    from vllm_core.registry.candidates import collect
+    from vllm_core.launch import blueprint
+    from vllm_core.registry import explain
 
-    needs = needs_of(EngineConfig.from_options(options_of(args)))
-    if args.probe is not None:
-        candidates, failed = snapshot.recompute(snapshot.read(args.probe), args.probe)
-    else:
-        candidates, failed = collect(only=needs.platform, environ=os.environ)
-    plan = select.plan(needs, candidates, failed)
+    plan = blueprint(engine_options(args), probe=args.probe).plan
     if args.json:
         print(explain.to_json(plan).decode())
         return 0
