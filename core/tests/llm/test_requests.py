@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -115,6 +116,14 @@ def test_an_abandoned_batch_ends_with_its_block(shared):
     with shared.open_batch([(PROMPT, GREEDY), ([5, *PROMPT], GREEDY)]) as batch:
         batch.advance()
     assert idle(shared)
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """A job that a shell starts in the background ignores SIGINT, and so would everything here."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

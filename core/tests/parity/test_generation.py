@@ -42,7 +42,7 @@ def test_each_prompt_alone(reference: tuple[Any, Path], engine: Engine) -> None:
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_random_mixes_and_arrival_orders(reference: tuple[Any, Path], engine: Engine, seed: int) -> None:
     record, _ = reference
-    order = list(range(len(record.rows))) * 2
+    order = list(range(len(record.rows))) * seed
     random.Random(seed).shuffle(order)
     run(engine(max_num_seqs=5 + seed), record, order)
 
@@ -61,6 +61,7 @@ def test_whole_prompts(reference: tuple[Any, Path], engine: Engine) -> None:
     run(llm, record, list(range(len(record.rows))))
 
 
+@pytest.mark.slow
 def test_a_second_pass_over_cached_prefixes(reference: tuple[Any, Path], engine: Engine) -> None:
     record, _ = reference
     llm = engine()

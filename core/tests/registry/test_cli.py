@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from vllm_core.cli import doctor, platforms, plugin
+from vllm_core.cli import doctor, plugin
 from vllm_core.errors import ConfigError, UnknownPlatformError
 from vllm_core.registry.explain import from_json
 from vllm_core.registry.snapshot import read

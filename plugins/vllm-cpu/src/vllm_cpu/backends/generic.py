@@ -10,6 +10,9 @@ from vllm_cpu.native import PACKAGED, VARIABLE
 
 PROVIDER = "vllm-cpu"
 NATIVE = "vllm-cpu-native"
+UNPADDED = "vllm-cpu-unpadded"
+"""Faster for single sequences, not batch invariant: taken when asked for, `--provider linear=vllm-cpu-unpadded`."""
+
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DTYPES = frozenset(ITEM_BYTES)
 _OPS = "vllm_cpu.ops"
@@ -39,6 +42,13 @@ def offers() -> Sequence[Offer]:
             provider=PROVIDER,
             kind="vendor",
             ops=_entries("linear", "linear_pack", "linear"),
+            dtypes=_DTYPES,
+        ),
+        Offer(
+            provider=UNPADDED,
+            kind="vendor",
+            priority=-1,
+            ops={"linear_pack": f"{_OPS}.linear:linear_pack", "linear": f"{_OPS}.linear:linear_unpadded"},
             dtypes=_DTYPES,
         ),
         Offer(

@@ -63,6 +63,16 @@ def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
         out.add_(weight.bias)
 
 
+def linear_unpadded(out: Tensor, x: Tensor, weight: Packed) -> None:
+    """`linear` without padding: a single row is a matrix-vector product, whose sums may differ in the last bits."""
+    if weight.widened and not (len(x) == 1 and out.dtype is x.dtype):
+        _widened(out, x, weight)
+    else:
+        _plain(out, x, weight)
+    if weight.bias is not None:
+        out.add_(weight.bias)
+
+
 def _plain(out: Tensor, x: Tensor, weight: Packed) -> None:
     if out.dtype is x.dtype:
         torch.mm(x, weight.transposed, out=out)
