@@ -82,3 +82,17 @@ def test_start_refuses_a_native_library_that_cannot_be_used(monkeypatch) -> None
     monkeypatch.setenv(native.VARIABLE, "/nowhere/lib.so")
     with pytest.raises(plugin.platform.native.UnsupportedError, match=native.VARIABLE):
         plugin.start(FACTS)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(monkeypatch, given, expected) -> None:
+    """The variable must be there before torch is: a fresh process shows it."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    code = (
+        "import os, sys; from vllm_cpu import plugin; device = plugin.probe().devices[0]; assert 'torch' not in sys.modules;"
+        "plugin.start(device); assert 'torch' in sys.modules; print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == [expected]

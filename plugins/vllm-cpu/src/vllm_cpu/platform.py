@@ -29,10 +29,12 @@ def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatc
 
 
 def start(device: DeviceFacts) -> None:
-    """Let torch use the cores that this process may use; `OMP_NUM_THREADS` is the user's word and stays.
+    """Let torch use the cores that this process may use, and sleep where it waits; the user's `OMP_*` variables stay.
 
     Raises UnsupportedError where the native library that the user names cannot be used.
     """
+    # Read once, when torch is imported: threads that spin at a barrier slow each other many times on a busy host.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch
 
     native.find()
