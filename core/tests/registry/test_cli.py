@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from vllm_core.cli import doctor, plugin
+from vllm_core.cli import doctor, platforms, plugin
 from vllm_core.errors import ConfigError, UnknownPlatformError
 from vllm_core.registry.explain import from_json
 from vllm_core.registry.snapshot import read
@@ -41,7 +41,7 @@ def command(site, source, monkeypatch, capsys):
     def run(*words):
         parser = argparse.ArgumentParser()
         subparsers = parser.add_subparsers(required=True)
-        for module in (doctor, plugin):
+        for module in (platforms, doctor, plugin):
             module.add_parser(subparsers)
         args = parser.parse_args([str(word) for word in words])
         status = args.func(args)
