@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -208,6 +208,3 @@ def check_environment(environ: Mapping[str, str] | None = None) -> list[str]:
                 fix=nearest(name, KNOWN_ENVIRONMENT),
             )
     return sorted(name for name in names if not name.startswith("VLLM_CORE_") and name != "VLLM_PLATFORM")
-
-
-DTYPES: tuple[str, ...] = get_args(DType)

@@ -53,12 +53,10 @@ def linear_pack(weight: Tensor, bias: Tensor | None, readers: Sequence[str]) -> 
 
 def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
     """``out[T,N] = x[T,K] @ weight + bias``; out may be float32 where x is narrow."""
-    if weight.widened and not (len(x) == 1 and out.dtype is x.dtype):
-        _widened(out, x, weight)
-    elif x.dtype is not torch.float32 or len(x) % ROW_GRANULE == 0 or len(x) > PADDED_ROWS:
-        _plain(out, x, weight)
-    else:
-        out.copy_(torch.mm(_padded(x), weight.transposed)[: len(x)])
+    if weight.widened or x.dtype is not torch.float32 or len(x) % ROW_GRANULE == 0 or len(x) > PADDED_ROWS:
+        linear_unpadded(out, x, weight)
+        return
+    out.copy_(torch.mm(_padded(x), weight.transposed)[: len(x)])
     if weight.bias is not None:
         out.add_(weight.bias)
 
