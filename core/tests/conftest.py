@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The engine's tests run on any platform: ``pytest core/tests/llm --platform toy``."""
+    parser.addoption("--platform", metavar="NAME", help="platform of the tests that make engines; default: the best here")
+
+
+@pytest.fixture(scope="session")
+def platform(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The platform that engines of this session run on; those in other processes too."""
+    name = request.config.getoption("--platform")
+    with pytest.MonkeyPatch.context() as patch:
+        if name is not None:
+            patch.setenv("VLLM_PLATFORM", name)
+        yield name or "cpu"
 
 
 @pytest.fixture

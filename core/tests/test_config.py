@@ -23,7 +23,7 @@ def test_an_unknown_option_names_the_nearest() -> None:
         ("kv_cache_memory_bytes", 0),
         ("scheduling_policy", "lifo"),
         ("trust_remote_code", True),
-        ("tensor_parallel_size", 2),
+        ("tensor_parallel_size", 0),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_is_expected(name: str, value: object) -> None:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_core.errors import ConfigError, UnknownOptionError, nearest
 
@@ -43,6 +43,9 @@ class ModelConfig(_Settings):
     served_model_name: list[str] = Field(default_factory=list, description="names that the server answers to")
     trust_remote_code: Literal[False] = Field(False, description="code in a model repository is never run")
     seed: int = Field(0, description="seed of dummy weights")
+    dummy_bound: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="dummy weights are uniform within this; default: normal with deviation 0.02"
+    )
 
 
 class CacheConfig(_Settings):
@@ -86,23 +89,22 @@ class PlatformConfig(_Settings):
         default_factory=dict, description="OP=NAME forces a provider; all=reference is the generic path"
     )
     deny_provider: list[str] = Field(default_factory=list, description="providers that must not be chosen")
+    program: str | None = Field(
+        None, description="step program: core, or one that the platform brings; default: core, unless another is proven faster"
+    )
     strict: bool = Field(False, description="raise where a chosen provider fails in warm-up, instead of taking the next")
     allow_fallback: bool = Field(False, description="use the host when an accelerator is visible but cannot be used")
     allow_host_ops: bool = Field(False, description="run ops that nobody offers on the host, counted")
     enforce_eager: bool = Field(False, description="never capture graphs")
+    graph_sizes: list[Annotated[int, Field(gt=0)]] | None = Field(
+        None, description="padded numbers of sequences whose decode steps are captured; default: what the platform asks for"
+    )
 
 
 class ParallelConfig(_Settings):
     """How many devices share one model."""
 
-    tensor_parallel_size: Annotated[int, Field(gt=0)] = Field(1, description="devices that share each layer")
-
-    @field_validator("tensor_parallel_size")
-    @classmethod
-    def _one_device(cls, value: int) -> int:
-        if value != 1:
-            raise ValueError("1: this version runs a model on one device")
-        return value
+    tensor_parallel_size: Annotated[int, Field(gt=0, le=64)] = Field(1, description="devices that share each layer")
 
 
 class ObservabilityConfig(_Settings):

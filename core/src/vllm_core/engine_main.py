@@ -22,6 +22,7 @@ from vllm_core.errors import RequestError, VLLMCoreError
 
 if TYPE_CHECKING:
     from vllm_core.engine.core import EngineCore
+    from vllm_core.engine.parallel.group import WorkerGroup
 
 log = logging.getLogger("vllm_core.engine")
 
@@ -37,13 +38,21 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Service:
-    """Serves one engine core over a pair of sockets; everything happens in the calling thread."""
+    """Serves one engine core over a pair of sockets; everything happens in the calling thread.
 
-    def __init__(self, core: EngineCore, inbox: Any, outbox: Any) -> None:
+    ``workers`` share the model with this process: one that is gone is noticed while there is nothing to do.
+    """
+
+    def __init__(self, core: EngineCore, inbox: Any, outbox: Any, workers: WorkerGroup | None = None) -> None:
         self._core = core
         self._inbox = inbox
         self._outbox = outbox
+        self._workers = workers
         self._running = True
+        self._poller = zmq.Poller()
+        self._poller.register(inbox, zmq.POLLIN)
+        if workers is not None:
+            self._poller.register(workers.fileno(), zmq.POLLIN)
 
     def run(self) -> None:
         """Serve until told to stop. Raises what the engine raises."""
@@ -56,6 +65,9 @@ class Service:
 
     def _receive(self, *, block: bool) -> None:
         while self._running and (block or self._inbox.poll(0)):
+            if block and self._workers is not None:
+                self._poller.poll()
+                self._workers.check()
             kind, payload = self._inbox.recv_multipart()
             self._handle(kind, payload)
             block = False
@@ -90,6 +102,19 @@ def _exit_with_owner() -> None:
     os._exit(0)
 
 
+def _end_stuck(folder: str, error: VLLMCoreError) -> None:
+    """A worker is gone, and this process waits for it in a collective that does not return: say why, and end.
+
+    Called in another thread, hence sockets of its own.
+    """
+    context = zmq.Context()
+    outbox = context.socket(zmq.PUSH)
+    outbox.connect(f"ipc://{folder}/out")
+    outbox.send_multipart((wire.FAILED, wire.encode(wire.Failure.of(error))))
+    context.destroy(linger=2000)
+    os._exit(1)
+
+
 def main() -> int:
     """Run the process; returns its exit status."""
     from vllm_core import launch
@@ -104,7 +129,8 @@ def main() -> int:
     inbox.connect(f"ipc://{start.folder}/in")
     outbox.connect(f"ipc://{start.folder}/out")
     try:
-        engine = launch.assemble(launch.from_bytes(start.design))
+        design = launch.from_bytes(start.design)
+        engine = launch.assemble(design, on_stuck=lambda error: _end_stuck(start.folder, error))
         ready = wire.Ready(
             engine.budget.max_model_len,
             list(engine.budget.num_blocks),
@@ -113,7 +139,8 @@ def main() -> int:
             explain.to_json(engine.blueprint.plan),
         )
         outbox.send_multipart((wire.READY, wire.encode(ready)))
-        Service(engine.core, inbox, outbox).run()
+        Service(engine.core, inbox, outbox, engine.workers).run()
+        engine.close()
     except Exception as error:  # the owner gets the cause, whatever it is
         level = logging.DEBUG if isinstance(error, VLLMCoreError) else logging.ERROR
         log.log(level, "engine failed", exc_info=error)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,22 +20,27 @@ import msgspec
 
 from vllm_core.api import POOLS
 from vllm_core.config import EngineConfig, check_environment
-from vllm_core.errors import ConfigError
+from vllm_core.errors import ConfigError, VLLMCoreError
 from vllm_core.loader.source import ModelSource, open_model
 from vllm_core.models import catalog
 from vllm_core.models.spec import ModelSpec, Pooling
-from vllm_core.registry import candidates, explain, select, snapshot
+from vllm_core.registry import candidates, explain, matching, select, snapshot
 from vllm_core.registry.demotion import demote
-from vllm_core.registry.plan import Needs, Plan
+from vllm_core.registry.plan import Candidate, Needs, Plan
 
 if TYPE_CHECKING:
     from vllm_core.api import Device
+    from vllm_core.engine.binding import BoundOps
     from vllm_core.engine.core import EngineCore
     from vllm_core.engine.memory import KVBudget
+    from vllm_core.engine.parallel.group import WorkerGroup
+    from vllm_core.registry.load import Loaded
 
 log = logging.getLogger("vllm_core")
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_LASTING = frozenset({"platform", "dtype"})
+"""What the first choice decides, and its reason, whatever the platform changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +65,28 @@ class Blueprint:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An assembled engine. `timings` are seconds by stage of the start."""
+    """An assembled engine. `timings` are seconds by stage of the start; `workers` share the model with this process."""
 
     core: EngineCore
     blueprint: Blueprint
     budget: KVBudget
     device: Device
     timings: Mapping[str, float]
+    workers: WorkerGroup | None = None
+
+    def close(self) -> None:
+        """Stop the workers and give the device's memory back."""
+        try:
+            self.device.synchronize()
+        except Exception as error:
+            if self.workers is None or not self.workers.has_failed:
+                raise
+            log.debug("what was queued when a worker failed: %s", error)
+        if self.workers is not None:
+            self.workers.close()
+        self.core.program.close()
+        for pool in POOLS:
+            self.device.release(pool)
 
 
 def track_of(config: EngineConfig, source: ModelSource) -> str:
@@ -112,7 +134,17 @@ def _dtype(config: EngineConfig, source: ModelSource) -> str:
 def needs_of(config: EngineConfig, source: ModelSource | None = None) -> Needs:
     """What the model and the options ask of a platform; from the config alone, no weights are read."""
     source = source if source is not None else open_model(config.model)
-    spec, _, track = describe(config, source)
+    whole, _, track = describe(config, source)
+    workers = config.parallel.tensor_parallel_size
+    if workers > 1 and track == "transformers":
+        raise ConfigError(
+            "Model track runs on one worker",
+            on=f"{source.name} ({whole.architecture}), tensor_parallel_size {workers}",
+            found="track transformers",
+            expected="track agnostic, whose layers know how to be shared",
+            fix="--tensor-parallel-size 1, or --model-impl agnostic where it has the architecture",
+        )
+    spec = whole.shard(workers)
     kv_dtype = spec.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     platform = config.platform.platform or os.environ.get("VLLM_PLATFORM") or None
     return Needs(
@@ -133,11 +165,15 @@ def needs_of(config: EngineConfig, source: ModelSource | None = None) -> Needs:
         strict=config.platform.strict,
         allow_fallback=config.platform.allow_fallback,
         allow_host_ops=config.platform.allow_host_ops,
+        workers=workers,
+        program=config.platform.program,
     )
 
 
 def _capabilities(spec: ModelSpec, kv_dtype: str, config: EngineConfig) -> frozenset[str]:
     names = {f"dtype.{spec.dtype}"}
+    if spec.workers > 1:
+        names.add("parallel.tensor")
     if spec.kind == "encoder":
         return frozenset(names | {"attention.encoder"})
     names |= {"attention.decoder", "sampling.device"}
@@ -172,7 +208,10 @@ def blueprint(options: Mapping[str, Any], *, probe: Path | None = None) -> Bluep
         found, failed = candidates.collect(only=needs.platform, environ=os.environ)
     else:
         found, failed = snapshot.recompute(snapshot.read(probe), probe)
+    needs = replace(needs, alternatives=_alternatives(config, source, needs, found))
     plan = select.plan(needs, found, failed)
+    if plan.dtype != needs.dtype:
+        config = config.with_changes({"dtype": plan.dtype})
     config, reasons = _configure(config, plan)
     if reasons:
         pinned = replace(needs_of(config, source), platform=f"{plan.distribution}:{plan.entry_point}")
@@ -183,13 +222,20 @@ def blueprint(options: Mapping[str, Any], *, probe: Path | None = None) -> Bluep
     return Blueprint(config, source, spec, plan, runner, length, config.model.max_model_len is not None)
 
 
+def _alternatives(config: EngineConfig, source: ModelSource, needs: Needs, found: list[Candidate]) -> tuple[Needs, ...]:
+    """The needs at the other dtypes, the one that loses nothing first: where dtype is auto and a platform lacks this one."""
+    if config.model.dtype != "auto" or not any(matching.lacks_dtype(needs, one) for one in found):
+        return ()
+    return tuple(needs_of(config.with_changes({"dtype": dtype}), source) for dtype in _DTYPES if dtype != needs.dtype)
+
+
 def _settle(chosen: Plan, settled: Plan, reasons: Mapping[str, str]) -> Plan:
     """The Plan after the platform's changes; why the platform was chosen, and over whom, is what the first choice says."""
     platforms = [one for one in chosen.rejected if one.subject == "platform"]
     offers = [one for one in settled.rejected if one.subject != "platform"]
     return replace(
         settled,
-        reasons={**settled.reasons, "platform": chosen.reasons["platform"], **reasons},
+        reasons={**settled.reasons, **{name: chosen.reasons[name] for name in _LASTING & set(chosen.reasons)}, **reasons},
         rejected=(*platforms, *offers),
         notes=chosen.notes,
     )
@@ -250,49 +296,107 @@ def _step_limits(config: EngineConfig, spec: ModelSpec, runner: str, length: int
     return config.with_changes({"max_num_batched_tokens": needed})
 
 
-def assemble(design: Blueprint) -> Engine:
-    """Build the engine in this process. Demotes providers that fail in warm-up, unless `strict`."""
-    from vllm_core.engine.binding import ProviderFailedError
+def assemble(design: Blueprint, *, on_stuck: Callable[[VLLMCoreError], None] | None = None) -> Engine:
+    """Build the engine in this process. Demotes providers that fail in warm-up, unless `strict`.
+
+    The other workers of a shared model are started as children; ``on_stuck`` is called in another thread where one is gone
+    and this process does not notice, because its device waits for it.
+    """
     from vllm_core.registry.load import open_platform
 
     started = time.perf_counter()
-    platform = open_platform(design.plan)
-    platform.start(design.plan.device)
-    device = platform.create_device(design.plan.device)
-    opened = time.perf_counter()
+    # The workers start while torch is imported here.
+    others = _start_workers(design, on_stuck)
+    try:
+        platform = open_platform(design.plan)
+        device = open_device(platform, design.plan, 0)
+    except BaseException:
+        if others is not None:
+            others.close()
+        raise
+    timings = {"device_s": time.perf_counter() - started}
     while True:
-        try:
-            engine = _build(design, device, {"device_s": opened - started})
-        except ProviderFailedError as error:
-            if design.config.platform.strict or error.binding is None:
-                raise
-            plan = demote(design.plan, error.binding.op, error.binding.role, error.found)
-            design = replace(design, plan=plan)
-            log.warning("%s", error)
-            for pool in POOLS:
-                device.release(pool)
-        else:
-            for line in explain.to_text(design.plan).splitlines():
+        engine = _attempt(design, device, timings, others)
+        if isinstance(engine, Engine):
+            for line in explain.to_text(engine.blueprint.plan).splitlines():
                 log.info("%s", line)
             return engine
+        design = replace(design, plan=engine)
+        for pool in POOLS:
+            device.release(pool)
+        others = _start_workers(design, on_stuck)
 
 
-def _build(design: Blueprint, device: Device, timings: dict[str, float]) -> Engine:
-    from vllm_core.engine.binding import BoundOps, ProviderFailedError
-    from vllm_core.engine.construct import build_core
+def open_device(platform: Loaded, plan: Plan, rank: int) -> Device:
+    """Start the platform in the process of worker ``rank`` and open its device."""
+    facts = plan.device_of(rank)
+    platform.start(facts, plan.sharers(rank))
+    return platform.create_device(facts)
 
-    ops = BoundOps(design.plan.bindings)
+
+def _start_workers(design: Blueprint, on_stuck: Callable[[VLLMCoreError], None] | None) -> WorkerGroup | None:
+    plan = design.plan
+    if plan.tensor_parallel == 1:
+        return None
+    from vllm_core.engine.parallel.group import WorkerGroup
+    from vllm_core.registry.probe import child_environment
+
+    ranks = range(plan.tensor_parallel)
+    labels = [f"rank {rank} of {len(ranks)}, device {plan.platform}:{plan.device_of(rank).id}" for rank in ranks]
+    command = [sys.executable, "-m", "vllm_core.worker_main"]
+    return WorkerGroup(labels, command, child_environment(os.environ), to_bytes(design), plan.bindings, on_stuck)
+
+
+def _attempt(design: Blueprint, device: Device, timings: dict[str, float], others: WorkerGroup | None) -> Engine | Plan:
+    """Build the engine; or return the Plan without the provider that failed, on whichever worker."""
+    from vllm_core.engine.binding import ProviderFailedError
+
     try:
-        core, budget = build_core(design, device, ops, timings)
+        return _build(design, device, timings, others)
+    except BaseException as error:
+        cause = error
+        if others is not None:
+            cause = others.explain(error)
+            others.close()
+        if not isinstance(cause, ProviderFailedError) or cause.binding is None or design.config.platform.strict:
+            if cause is error:
+                raise
+            raise cause from error
+        log.warning("%s", cause)
+        return demote(design.plan, cause.binding.op, cause.binding.role, cause.found)
+
+
+def _build(design: Blueprint, device: Device, timings: dict[str, float], others: WorkerGroup | None) -> Engine:
+    from vllm_core.engine.binding import BoundOps
+    from vllm_core.engine.construct import Part, build_core, shard_of
+
+    ops, workers = BoundOps(design.plan.bindings), design.plan.tensor_parallel
+    with attributed(ops):
+        part = None
+        if others is not None:
+            communicator = others.join(lambda rendezvous: device.communicator(0, workers, rendezvous))
+            part = Part(shard_of(communicator), design.plan.sharers(0), others.agree, others.check)
+        core, budget = build_core(design, device, ops, timings, part, others)
+    return Engine(core, design, budget, device, timings, others)
+
+
+@contextmanager
+def attributed(ops: BoundOps) -> Iterator[None]:
+    """Name the provider that an exception comes from.
+
+    Packing weights and binding the KV cache are ops too, and run outside of steps.
+    """
+    from vllm_core.engine.binding import ProviderFailedError
+
+    try:
+        yield
     except ProviderFailedError:
         raise
     except Exception as error:
-        # Packing weights and binding the KV cache are ops too, and run outside of steps.
         culprit = ops.culprit(error.__traceback__)
         if culprit is None:
             raise
         raise ProviderFailedError.of(culprit, error) from error
-    return Engine(core, design, budget, device, timings)
 
 
 class _Parcel(msgspec.Struct, frozen=True):

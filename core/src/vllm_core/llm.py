@@ -10,7 +10,6 @@ from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from vllm_core.api import POOLS
 from vllm_core.chat import default_sampling, render
 from vllm_core.engine.messages import EngineStats
 from vllm_core.engine.postprocess import Postprocessor
@@ -230,9 +229,7 @@ class LLM:
         if self._closed:
             return
         self._closed = True
-        self._engine.device.synchronize()
-        for pool in POOLS:
-            self._engine.device.release(pool)
+        self._engine.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -89,7 +89,7 @@ def test_flags_become_settings(argv: list[str], name: str, value: Any) -> None:
         (["--hf-overrides", "[" * 100_000], "--hf-overrides"),
         (["--trust-remote-code"], "trust_remote_code"),
         (["--dtype", "int3"], "int3"),
-        (["--tensor-parallel-size", "2"], "tensor_parallel_size"),
+        (["--tensor-parallel-size", "0"], "tensor_parallel_size"),
     ],
 )
 def test_wrong_values_are_config_errors(argv: list[str], expected: str) -> None:

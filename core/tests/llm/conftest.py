@@ -124,7 +124,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread(platform: str) -> Iterator[None]:
     """Models this small gain nothing from threads, and wait for each other where the machine has other work."""
     before = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
@@ -196,10 +196,11 @@ class Site:
 
     folder: Path
     environ: dict[str, str]
+    platform: str
     modules: list[str] = field(default_factory=list)
 
     def kernels(self, name: str, ops: dict[str, str], body: str) -> None:
-        """Install a distribution that adds ``ops`` (name of the op to function in ``body``) to the platform cpu."""
+        """Install a distribution that adds ``ops`` (name of the op to function in ``body``) to the platform under test."""
         plugin, kernels = f"plugin_{uuid.uuid4().hex}", f"kernels_{uuid.uuid4().hex}"
         entries = {op: f"{kernels}:{function}" for op, function in ops.items()}
         (self.folder / f"{kernels}.py").write_text(body, encoding="utf-8")
@@ -208,23 +209,23 @@ class Site:
             f"    return [Offer(provider={name!r}, kind='kernel', priority=99, ops={entries!r})]\n",
             encoding="utf-8",
         )
-        info = self.folder / f"cpu_{name}-1.0.dist-info"
+        info = self.folder / f"{self.platform}_{name}-1.0.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: cpu-{name}\nVersion: 1.0\n", encoding="utf-8")
-        (info / "entry_points.txt").write_text(f"[vllm.platforms]\ncpu.{name} = {plugin}\n", encoding="utf-8")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {self.platform}-{name}\nVersion: 1.0\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text(f"[vllm.platforms]\n{self.platform}.{name} = {plugin}\n", encoding="utf-8")
         self.modules += [plugin, kernels]
         importlib.invalidate_caches()
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str) -> Iterator[Site]:
     """An empty folder for plugins, found by this process and by engine processes."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     monkeypatch.setenv("PYTHONPATH", path)
-    made = Site(folder, {**os.environ, "PYTHONPATH": path})
+    made = Site(folder, {**os.environ, "PYTHONPATH": path}, platform)
     yield made
     for module in made.modules:
         sys.modules.pop(module, None)

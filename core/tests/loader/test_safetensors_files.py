@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save, save_file
 
 from vllm_core.errors import WeightsError
+from vllm_core.layers.shard import COLUMNS, ROWS, Cut
 from vllm_core.loader.safetensors_files import INDEX, SINGLE, find, iterate
 
 
@@ -22,6 +23,21 @@ def test_single_file_keeps_dtypes_and_values(write_folder):
     got = dict(iterate(write_folder({SINGLE: save(tensors)})))
     assert got.keys() == tensors.keys()
     assert all(torch.equal(got[name], tensors[name]) and got[name].dtype == tensors[name].dtype for name in tensors)
+
+
+@pytest.mark.parametrize("cut", [Cut(ROWS, 1, 3), Cut(ROWS, 3, 6), Cut(COLUMNS, 2, 4), None])
+def test_a_cut_is_that_of_the_whole_tensor(write_folder, cut):
+    whole = torch.arange(20, dtype=torch.bfloat16).reshape(5, 4)
+    asked = []
+
+    def wanted(name, shape):
+        asked.append((name, shape))
+        return cut
+
+    [(_, got)] = list(iterate(write_folder({SINGLE: save({"x": whole})}), wanted))
+    assert asked == [("x", (5, 4))]
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got, whole if cut is None else cut.take(whole))
 
 
 def test_file_of_another_name_is_taken_where_it_is_the_only_one(write_folder):

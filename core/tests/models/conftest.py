@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 import torch
 
 from vllm_core.api import OPS, StepInputs
+from vllm_core.layers.shard import Shard
 from vllm_core.models import catalog
 from vllm_core.models.build import build_model
+from vllm_core.ops import comm
 
 BLOCK = 4
 
@@ -164,6 +168,74 @@ class Builder:
         model = build_model(spec, self.device, self.ops, max_tokens=256, max_model_len=max_model_len)
         model.load_dummy(seed) if weights is None else model.load(weights)
         return Sequences(spec, model, self.ops)
+
+
+class Meeting:
+    """The process group of one of several threads: what torch.distributed would do, by a barrier."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier, slots: list[Any]) -> None:
+        self._rank, self._barrier, self._slots = rank, barrier, slots
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return len(self._slots)
+
+    def wait(self) -> None:
+        """Everything is done when a call returns."""
+
+    def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self._slots[self._rank] = x.clone()
+        self._barrier.wait(timeout=60)
+        found = list(self._slots)
+        self._barrier.wait(timeout=60)
+        return found
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Meeting:
+        tensors[0].copy_(sum(self._exchange(tensors[0])))
+        return self
+
+    def allgather(self, parts: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Meeting:
+        for part, found in zip(parts[0], self._exchange(tensors[0]), strict=True):
+            part.copy_(found)
+        return self
+
+
+@dataclass
+class Workers:
+    """The same model on several threads, each with its part."""
+
+    parts: list[Sequences]
+    pool: ThreadPoolExecutor
+
+    def run(self, work: Callable[[Sequences], list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """Do the same on every worker at once."""
+        return list(self.pool.map(work, self.parts))
+
+
+@pytest.fixture
+def build_workers() -> Iterator[Callable[..., Workers]]:
+    """Builds a model shared by several workers on the references; ``weights`` makes the pairs that each is given."""
+    pools, handles = [], []
+
+    def make(config: dict[str, Any], count: int, weights: Callable[[Any], Any] | None = None, **options: Any) -> Workers:
+        barrier, slots, parts = threading.Barrier(count), [None] * count, []
+        spec = catalog.describe(config, dtype=options.get("dtype", "float32"), pooling=options.get("pooling"))
+        pools.append(ThreadPoolExecutor(count))
+        for rank in range(count):
+            handles.append(comm.register(Meeting(rank, barrier, slots)))
+            ops = References()
+            model = build_model(spec, PlainDevice(), ops, max_tokens=256, shard=Shard(rank, count, handles[-1]))
+            model.load_dummy(0) if weights is None else model.load(weights(model))
+            parts.append(Sequences(spec.shard(count), model, ops))
+        return Workers(parts, pools[-1])
+
+    yield make
+    for pool in pools:
+        pool.shutdown()
+    for handle in handles:
+        comm.forget(handle)
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ def test_the_embedding_scale_is_rounded_to_the_models_dtype(reference, build):
     hidden = torch.empty(1, 48, dtype=torch.bfloat16)
     model = case.model.bfloat16()
     token = torch.tensor([5])
-    sequences.model._embed(hidden, token.int(), sequences.model._embedding, sequences.model._embedding_scale)
+    sequences.model._embedding.run(hidden, token.int(), sequences.model._embedding_scale)
     assert torch.equal(hidden, model.model.embed_tokens(token))
 
 

@@ -22,7 +22,7 @@ def test_reference_takes_the_arguments_of_the_schema(op: str) -> None:
     for char in schema + ",":
         depth += (char == "[") - (char == "]")
         if char == "," and not depth:
-            names.append(word.split()[-1].rstrip("!"))
+            names.append(word.split()[-1].rstrip("!~"))
             word = ""
         else:
             word += char

@@ -105,7 +105,8 @@ class Site:
             modules.append(module)
         info = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        needs = "Requires-Python: >=3.10\nRequires-Dist: vllm-core<0.2,>=0.1\n"
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n{needs}")
         if entry_points:
             (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
         self.modules += modules
@@ -182,6 +183,7 @@ def _candidate(name: str = "fake", *, offers: tuple[Offer, ...] = (), devices: A
     claims = {capability: Full() for capability in CAPABILITIES} | changes.pop("claims", {})
     eager_full = changes.pop("eager_full", True)
     distribution = changes.pop("distribution", f"vllm-{name}")
+    hint = changes.pop("hint", "")
     facts = {"vendor": "acme", "device_type": name, "api_version": "0.1", "core_range": ">=0.1", "support_level": "beta"}
     device = DeviceFacts(
         id="dev-0", name="Fake", device_type=name, architecture="fake1", memory_kind="discrete", memory_bytes=8 << 30
@@ -192,7 +194,7 @@ def _candidate(name: str = "fake", *, offers: tuple[Offer, ...] = (), devices: A
         version="1.0",
         entry_point=name,
         devices=(device,) if devices is None else devices,
-        checks=(Check(name="driver", outcome="failed" if devices == () else "ok", detail="libfake.so.1"),),
+        checks=(Check(name="driver", outcome="failed" if devices == () else "ok", detail="libfake.so.1", hint=hint),),
         offers=(*offers, *reference_offers()),
         eager_full=eager_full,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_core.api import Accepted, Rejected
@@ -86,6 +86,7 @@ def test_a_model_without_kv_has_no_groups(needs, candidate):
     assert "block_size" not in chosen.reasons
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(sizes=st.sets(st.sampled_from([8, 16, 32, 64, 128]), min_size=1))
 def test_the_chosen_block_size_is_always_one_that_the_provider_has(needs, candidate, offer, sizes):
     only = offer("kv", ops=KV, block_sizes=frozenset(sizes))

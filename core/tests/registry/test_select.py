@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_core.api import DeviceFacts, NotImplementedYet, Partial, Rejected, Unsupported, Versioned
@@ -111,6 +111,7 @@ LEVELS = st.sampled_from(["production", "beta", "experimental"])
 CLASSES = st.sampled_from(["accelerator", "host"])
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(rows=st.lists(st.tuples(LEVELS, CLASSES, st.integers(1, 3)), min_size=1, max_size=4), order=st.randoms())
 def test_the_plan_does_not_depend_on_the_order_of_the_candidates(needs, candidate, rows, order):
     candidates = [
@@ -122,6 +123,7 @@ def test_the_plan_does_not_depend_on_the_order_of_the_candidates(needs, candidat
     assert to_json(plan(needs(), candidates, [])) == first
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(rows=st.lists(st.tuples(LEVELS, CLASSES, st.integers(1, 3)), min_size=2, max_size=4))
 def test_nobody_better_in_an_earlier_criterion_is_passed_over(needs, candidate, rows):
     candidates = {

@@ -81,7 +81,7 @@ def test_the_kv_cache_takes_a_bounded_share_and_says_so(memory, size) -> None:
 def test_start_refuses_a_native_library_that_cannot_be_used(monkeypatch) -> None:
     monkeypatch.setenv(native.VARIABLE, "/nowhere/lib.so")
     with pytest.raises(plugin.platform.native.UnsupportedError, match=native.VARIABLE):
-        plugin.start(FACTS)
+        plugin.start(FACTS, 1)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])
@@ -92,7 +92,7 @@ def test_waiting_threads_sleep_unless_the_user_says_otherwise(monkeypatch, given
         monkeypatch.setenv("OMP_WAIT_POLICY", given)
     code = (
         "import os, sys; from vllm_cpu import plugin; device = plugin.probe().devices[0]; assert 'torch' not in sys.modules;"
-        "plugin.start(device); assert 'torch' in sys.modules; print(os.environ['OMP_WAIT_POLICY'])"
+        "plugin.start(device, 1); assert 'torch' in sys.modules; print(os.environ['OMP_WAIT_POLICY'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.split() == [expected]

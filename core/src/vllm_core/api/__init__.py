@@ -32,12 +32,13 @@ from vllm_core.api.hooks import (
     hookspec,
 )
 from vllm_core.api.kv import KVGroupSpec, KVLayout
-from vllm_core.api.manifest import Check, DeviceFacts, Manifest, ProbeReport
+from vllm_core.api.manifest import Check, DeviceFacts, Manifest, ProbeReport, Reuse
 from vllm_core.api.ops import OPS
 from vllm_core.api.opspec import OpSpec, Tolerance, load_entry
 from vllm_core.api.program import (
     Executable,
     HostLogprobs,
+    ProgramBudget,
     ProgramOffer,
     StepDelta,
     StepHandle,
@@ -86,9 +87,11 @@ __all__ = [
     "PlatformSpec",
     "Pool",
     "ProbeReport",
+    "ProgramBudget",
     "ProgramOffer",
     "ProviderKind",
     "Rejected",
+    "Reuse",
     "StepDelta",
     "StepHandle",
     "StepInputs",

@@ -64,14 +64,22 @@ class Graph(Protocol):
 
 
 class Communicator(Protocol):
-    """A group of ranks; ops of the family ``comm`` receive its handle."""
+    """A group of ranks; ops of the family ``comm`` receive its handle, a number that the provider chooses, never 0.
+
+    One that can be had as a torch.distributed ProcessGroup may show it as an attribute ``process_group``: core's references
+    of the family then run over it.
+    """
 
     rank: int
     world_size: int
     handle: int
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group, without waiting for its other ranks, which may be gone.
+
+        May be called from another thread while an op waits for such a rank: the op should then end, by raising or with
+        values that nobody will read. A second call does nothing.
+        """
 
 
 class Device(ABC):
@@ -136,7 +144,12 @@ class Device(ABC):
         raise self._unsupported("peer copy", "peer_copy")
 
     def communicator(self, rank: int, world_size: int, rendezvous: str) -> Communicator:
-        """Join a group of ranks. Raises UnsupportedError unless ``parallel.tensor`` is claimed."""
+        """Join a group of ranks, one per process, each with a Device of this type; returns when all have joined.
+
+        ``rendezvous`` is a ``file://`` URL in a private folder of this host, the same for all ranks and new for every group;
+        torch.distributed takes it as `init_method`. Called before the first op, in a thread of its own, since another rank may
+        never come. Raises UnsupportedError unless ``parallel.tensor`` is claimed.
+        """
         raise self._unsupported("communicator", "parallel.tensor")
 
     def _unsupported(self, what: str, claim: str) -> Exception:

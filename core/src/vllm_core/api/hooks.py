@@ -72,8 +72,12 @@ class PlatformSpec:
         """Return the plugin's own step programs and flat models; an empty sequence is normal. Pure."""
 
     @hookspec(firstresult=True)
-    def start(self, device: DeviceFacts) -> None:
-        """Called first in every engine process of the chosen platform, before its Device is created."""
+    def start(self, device: DeviceFacts, sharers: int) -> None:
+        """Called first in every engine process of the chosen platform, before its Device is created.
+
+        ``sharers`` is how many processes of this model run on the device, this one included: more than 1 only where
+        `DeviceFacts.max_workers` allows it. An implementation may leave the argument out.
+        """
 
 
 class DeviceSpec:

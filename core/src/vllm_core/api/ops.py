@@ -4,6 +4,9 @@ Conventions. T tokens of the step, S rows (sequences), R sampled rows, H hidden 
 and KV heads, V vocabulary, P positions in a rotary table. "float" is the model's dtype (float32, bfloat16 or
 float16); every reduction is computed in float32. Outputs come first, are preallocated by the caller and marked
 ``!``. Index tensors live on the device. No op synchronises with the host.
+Activations (x, q, k, v, a, b) may be views of wider rows: their last dimension is contiguous, rows may lie further apart,
+as q, k and v of one buffer do. All other tensors are contiguous. What an output holds before must not matter. Arguments
+marked ``~`` are scratch: nothing is read from them, and what is in them after the call is not defined.
 
 Ops of one family share private layouts and are always chosen together.
 """
@@ -18,6 +21,8 @@ from vllm_core.errors import UnsupportedError, nearest
 
 _FLOAT = {"float32": Tolerance(1e-5, 1e-5), "bfloat16": Tolerance(1e-2, 1.6e-2), "float16": Tolerance(2e-3, 2e-3)}
 _MATMUL = {"float32": Tolerance(1e-4, 1e-4), "bfloat16": Tolerance(2e-2, 2e-2), "float16": Tolerance(4e-3, 4e-3)}
+_GATED = {"float32": Tolerance(2e-4, 2e-4), "bfloat16": Tolerance(6e-2, 4e-2), "float16": Tolerance(1e-2, 8e-3)}
+"""A product of two products, each rounded before."""
 _EXACT = {"float32": EXACT, "bfloat16": EXACT, "float16": EXACT}
 _REF = "vllm_core.ops"
 _GEN = "vllm_core.ops.inputs"
@@ -52,6 +57,13 @@ _ALL = (
         "embedding",
         "(float[T,H] out!, int32[T] ids, float[V,H] weight, float scale)",
         "out = weight[ids] * scale.",
+        "embedding",
+    ),
+    _spec(
+        "embedding_shard",
+        "(float[T,H] out!, int32[T] ids, float[N,H] weight, int first, float scale)",
+        "A worker's part of `embedding`, whose weight has the rows first .. first + N of the vocabulary: out = "
+        "weight[ids - first] * scale where 0 <= ids - first < N, else 0. The sum over all workers is the embedding.",
         "embedding",
     ),
     _spec(
@@ -115,6 +127,34 @@ _ALL = (
         "linear",
         _MATMUL,
         family="linear",
+    ),
+    _spec(
+        "linear_add",
+        "(float[T,N] residual!, float[T,N] delta~, float[T,K] x, Packed weight)",
+        "residual += linear(x). delta is scratch.",
+        "linear",
+        _MATMUL,
+        family="linear",
+        decomposition=("linear", "add"),
+    ),
+    _spec(
+        "rms_norm_linear",
+        "(float[T,N] out!, float[T,K] normed~, float[T,K] x, float32[K] norm, float eps, Packed weight)",
+        "out = linear(rms_norm(x)). normed is scratch.",
+        "linear",
+        _MATMUL,
+        family="linear",
+        decomposition=("rms_norm", "linear"),
+    ),
+    _spec(
+        "rms_norm_gated_linear",
+        "(float[T,I] out!, float[T,2I] wide~, float[T,K] normed~, float[T,K] x, float32[K] norm, float eps, Packed weight, "
+        "str kind)",
+        "out = gated_activation(linear(rms_norm(x)), kind). wide and normed are scratch.",
+        "linear",
+        _GATED,
+        family="linear",
+        decomposition=("rms_norm", "linear", "gated_activation"),
     ),
     # kv: bind, write, attention, copy, export, import
     _spec(
@@ -215,7 +255,8 @@ _ALL = (
     _spec(
         "advance",
         "(BatchState state!, StepInputs inputs, int32[R,1] tokens)",
-        "computed[slot] += tokens of the row; each sampled token is appended at the row's new length, if it fits.",
+        "computed[slot] += tokens of the row; each sampled token is appended at the row's new length, if it fits. The padding "
+        "slot's computed stays 0, so that captured steps may repeat padded rows for ever.",
         "batch",
         _EXACT,
         family="batch",
@@ -262,12 +303,19 @@ _ALL = (
         "logits = cap * tanh(logits / cap), in place.",
         "activation",
     ),
-    # comm
-    _spec("all_reduce", "(float[T,H] x!, int group)", "x = sum over the group's ranks.", "comm", family="comm"),
+    # comm: `group` is a Communicator's handle, 0 the group of this rank alone. All ranks call the same ops in the same order.
+    _spec(
+        "all_reduce",
+        "(float[T,H] x!, int group)",
+        "x = sum over the group's ranks, with the same bits on every rank.",
+        "comm",
+        family="comm",
+    ),
     _spec(
         "all_gather",
-        "(float[T,N*W] out!, float[T,N] x, int group)",
-        "out = concatenation over ranks along the last dimension.",
+        "(float[T,M] out!, float[T,N] x, int group)",
+        "out = concatenation of x over ranks along the last dimension, cut to its first M <= N W columns: a vocabulary that W "
+        "ranks cannot share equally ends within the last ones.",
         "comm",
         _EXACT,
         family="comm",
@@ -278,6 +326,14 @@ _ALL = (
         "out = this rank's rows of the sum over ranks.",
         "comm",
         family="comm",
+    ),
+    _spec(
+        "all_reduce_add_rms_norm",
+        "(float[T,H] out!, float[T,H] residual!, float[T,H] x~, float32[H] weight, float eps, int group)",
+        "all_reduce of x, then add_rms_norm: residual += x; out = rms_norm(residual). What is left in x is not read.",
+        "comm",
+        family="comm",
+        decomposition=("all_reduce", "add_rms_norm"),
     ),
 )
 

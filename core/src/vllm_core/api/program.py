@@ -8,9 +8,11 @@ another process.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from vllm_core.api.kv import KVGroupSpec, KVLayout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,7 +95,18 @@ class StepProgram(ABC):
 
     @abstractmethod
     def load(self, weights: Any) -> None:
-        """Take the model's weights: an iterable of (canonical name, host tensor), read once."""
+        """Take the model's weights: an iterable of (name, host tensor), read once.
+
+        Names are those of the Hugging Face checkpoint without the model's prefix: ``layers.0.mlp.up_proj.weight``.
+        """
+
+    def reserve(self, num_blocks: tuple[int, ...], max_model_len: int) -> None:
+        """Make room for the KV cache and the batch state; called once, after `load`, when memory has been measured.
+
+        ``num_blocks`` per KV group, the null block included; sequences have up to ``max_model_len`` tokens. The default
+        does nothing. Raises MemoryBudgetError.
+        """
+        return
 
     @abstractmethod
     def prepare(self, key: StepKey) -> Executable:
@@ -103,14 +116,35 @@ class StepProgram(ABC):
     def run(self, executable: Executable, delta: StepDelta) -> StepHandle:
         """Launch one step. Steps run in the order of these calls."""
 
+    def close(self) -> None:
+        """End what the program runs elsewhere; called once, after the last step. The default does nothing."""
+        return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramBudget:
+    """What a program brought by a platform has to hold. KV groups are those of the Plan, with the layouts it gave."""
+
+    num_slots: int
+    max_tokens: int
+    """Most tokens of one step."""
+    max_model_len: int
+    """Longest sequence asked for; `StepProgram.reserve` says what fits."""
+    kv_groups: tuple[KVGroupSpec, ...]
+    kv_layouts: tuple[KVLayout, ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOffer:
     """A step program or flat model that a platform brings.
 
-    `entry` is ``"module:callable"``, called with keyword arguments ``spec``, ``device``, ``bound`` and ``budget``.
-    `architectures` are model architectures; `devices` device architectures. `proven_faster` names the recorded
-    comparison that shows it; without one it is used only when asked for by name.
+    `entry` is ``"module:callable"``, called with keyword arguments: ``spec`` (the model, a `vllm_core.models.spec.ModelSpec`
+    whose fields minors only add to), ``device``, ``bound`` (the Plan's call sites: none, a brought program has its own
+    code) and ``budget`` (a ProgramBudget). It returns a StepProgram.
+    `architectures` are model architectures, `devices` device architectures; empty means any. `dtypes` and `kv_dtypes`: None
+    means any. `proven_faster` names the recorded comparison that shows it; without one it is used only when asked for by
+    name, or where core's own program cannot run. `block_sizes` are tried in this order; `kv_layout` is as in `Offer`, and
+    without one the program runs no model that has a KV cache.
     """
 
     name: str
@@ -119,3 +153,7 @@ class ProgramOffer:
     architectures: frozenset[str]
     devices: frozenset[str]
     proven_faster: str | None = None
+    dtypes: frozenset[str] | None = None
+    kv_dtypes: frozenset[str] | None = None
+    block_sizes: tuple[int, ...] = (16, 32, 64, 128, 256)
+    kv_layout: Callable[[KVGroupSpec, str, int], KVLayout] | None = None

@@ -25,7 +25,8 @@ COMMANDS = {
     "chat": ("vllm_core.cli.chat", "talk to a model in the terminal"),
     "bench": ("vllm_core.cli.bench", "measure the engine"),
     "platforms": ("vllm_core.cli.platforms", "what can run here, and what a model would run on"),
-    "plugin": ("vllm_core.cli.plugin", "check a hardware package"),
+    "plugin": ("vllm_core.cli.plugin", "write a hardware package, check it, see what changed for it"),
+    "conformance": ("vllm_core.cli.conformance", "prove what a hardware package claims"),
     "doctor": ("vllm_core.cli.doctor", "look at this machine, step by step"),
 }
 

@@ -95,9 +95,9 @@ def run_ops(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from vllm_core.api.ops import OPS
+    from vllm_core.registry.asked import asked
     from vllm_core.registry.candidates import collect, requested
     from vllm_core.registry.explain import table
-    from vllm_core.registry.select import asked
 
     name = requested(args.platform, os.environ)
     candidates, failed = collect(only=name, environ=os.environ)

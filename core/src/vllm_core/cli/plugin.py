@@ -1,57 +1,93 @@
-"""`vllm-core plugin check [NAME]`: everything that core asks of a plugin, checked afresh, for its author."""
+"""`vllm-core plugin new | check | diff-api`: for authors of hardware packages."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm_core.registry.discover import Found
+    from vllm_core.authoring.check import Checked
 
 Subparsers = Any
+_INDENT = " " * 10
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add `plugin`."""
+    """Add `plugin` and its commands."""
     parser = subparsers.add_parser("plugin", help="for authors of hardware packages")
     commands = parser.add_subparsers(dest="plugin_command", metavar="COMMAND", required=True)
-    check = commands.add_parser("check", help="import, hooks, manifest, claims, probe and offers of installed plugins")
-    check.add_argument(
-        "name", nargs="?", metavar="NAME", help="platform, distribution or distribution:entry_point; default: all"
-    )
+    new = commands.add_parser("new", help="write a new distribution that installs and runs, for you to fill")
+    new.add_argument("name", metavar="NAME", help="the platform's name; the distribution will be vllm-NAME")
+    new.add_argument("--dir", type=Path, default=Path(), metavar="DIR", help="folder to write it in (default: this one)")
+    new.set_defaults(func=run_new)
+    check = commands.add_parser("check", help="level 0: all that can be said of a plugin without its hardware")
+    target = "project folder, wheel, or an installed platform, distribution or distribution:entry_point; default: all installed"
+    check.add_argument("target", nargs="?", default="", metavar="PATH|NAME", help=target)
+    check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(func=run_check)
+    diff = commands.add_parser("diff-api", help="what changed in the contract between two versions of vllm-core")
+    for name, which in (("old", "A"), ("new", "B")):
+        text = "a version like 0.1, 'current', or a folder or wheel of vllm-core"
+        diff.add_argument(name, metavar=which, help=text)
+    diff.add_argument("--json", action="store_true", help="print JSON")
+    diff.set_defaults(func=run_diff)
+
+
+def run_new(args: argparse.Namespace) -> int:
+    """Write a distribution and say what comes next. Raises ConfigError."""
+    from vllm_core.authoring.scaffold import write
+
+    folder = write(args.name, args.dir)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        print(path.relative_to(folder.parent))
+    print(f"\nnext: pip install -e {folder}")
+    print(f"      vllm-core plugin check {folder}")
+    print(f"      vllm-core generate --model demo --platform {args.name}")
+    return 0
 
 
 def run_check(args: argparse.Namespace) -> int:
-    """Print the checks of each plugin. Returns 1 if one failed. Raises UnknownPlatformError for an unknown name."""
+    """Print the findings on each distribution. Returns 1 if one failed. Raises UnknownPlatformError for an unknown name."""
+    from vllm_core.authoring.check import check
+
+    checked = check(args.target, os.environ)
+    if args.json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(checked), indent=2).decode())
+    else:
+        for one in checked:
+            _print(one)
+    return 0 if all(one.passed for one in checked) else 1
+
+
+def _print(checked: Checked) -> None:
+    print(checked.name)
+    for one in checked.findings:
+        print(textwrap.indent(str(one), _INDENT).replace(_INDENT, f"  {one.outcome:<8}", 1))
+        if one.outcome == "skipped" and one.fix:
+            print(textwrap.indent(f"to do: {one.fix}", _INDENT))
+    failures = sum(one.outcome == "failed" for one in checked.findings)
+    print(f"{checked.name}: {'PASS' if checked.passed else 'FAIL'}, {failures} failed")
+
+
+def run_diff(args: argparse.Namespace) -> int:
+    """Print what changed. Raises ConfigError for what cannot be described."""
+    from vllm_core.authoring import diff
+
+    changes = diff.compare(diff.describe(args.old), diff.describe(args.new))
+    if args.json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(changes), indent=2).decode())
+        return 0
     from rich.console import Console
 
-    from vllm_core.registry.check import check_plugin
     from vllm_core.registry.explain import table
 
-    console, status = Console(), 0
-    for found in _named(args.name):
-        checks = check_plugin(found, os.environ)
-        status |= int(any(check.outcome == "failed" for check in checks))
-        rows = [(check.outcome, check.name, check.detail, check.hint) for check in checks]
-        console.print(table(f"{found.key} {found.version}", ("", "check", "found", "fix"), rows))
-    return status
-
-
-def _named(name: str | None) -> list[Found]:
-    from vllm_core.api import ENTRY_POINT_GROUP
-    from vllm_core.errors import UnknownPlatformError, nearest
-    from vllm_core.registry.discover import find
-
-    found = find()
-    named = [one for one in found if name is None or one.answers_to(name)]
-    if not named:
-        raise UnknownPlatformError(
-            "Unknown plugin" if name else "No plugin is installed",
-            on=name or ENTRY_POINT_GROUP,
-            found="no entry point has this name" if name else "no entry point",
-            expected=f"an installed plugin of the group {ENTRY_POINT_GROUP}",
-            fix=nearest(name or "", {one.entry_point for one in found}),
-        )
-    return named
+    rows = [(one.weight, one.on, one.old, one.new) for one in changes]
+    Console().print(table(f"{args.old} -> {args.new}", ("", "what", args.old, args.new), rows))
+    return 0

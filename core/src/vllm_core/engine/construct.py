@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from vllm_core.api import Device, KVGroupSpec, KVLayout
+from vllm_core.api import Communicator, Device, KVGroupSpec, KVLayout, ProgramBudget, StepProgram, load_entry
 from vllm_core.engine.binding import BindingLike, BoundOps
 from vllm_core.engine.core import EngineCore
 from vllm_core.engine.memory import GroupMemory, KVBudget, MemoryRequest, size_kv
+from vllm_core.engine.parallel.program import LeadProgram
 from vllm_core.engine.program import ComposedProgram, StateShape, allocate_state
 from vllm_core.engine.scheduler import GroupLimits, Scheduler, SchedulerLimits
 from vllm_core.engine.warmup import warm_up
+from vllm_core.errors import ConfigError
+from vllm_core.layers.shard import ALONE, Shard
 from vllm_core.models.build import build_model
+from vllm_core.ops import comm
 
 if TYPE_CHECKING:
     from vllm_core.config import EngineConfig
+    from vllm_core.engine.parallel.group import WorkerGroup
     from vllm_core.loader.source import ModelSource
     from vllm_core.models.spec import ModelSpec
 
@@ -44,8 +50,20 @@ class PlanLike(Protocol):
         """Model track."""
 
     @property
+    def program(self) -> str:
+        """Name of the step program."""
+
+    @property
+    def program_entry(self) -> str:
+        """``module:callable`` of a program that the platform brings, else empty."""
+
+    @property
     def kv_dtype(self) -> str:
         """Dtype of the KV cache."""
+
+    @property
+    def graphs(self) -> bool:
+        """Whether steps are captured."""
 
     @property
     def bindings(self) -> tuple[BindingLike, ...]:
@@ -84,6 +102,27 @@ class DesignLike(Protocol):
         """Whether the user asked for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of the engine this process builds.
+
+    `sharers` workers divide the device, `agree` settles the KV cache with all of them, `check` raises where one has failed.
+    """
+
+    shard: Shard = ALONE
+    sharers: int = 1
+    agree: Callable[[KVBudget, Sequence[GroupMemory]], KVBudget] = lambda budget, _: budget
+    check: Callable[[], None] = lambda: None
+
+
+def shard_of(communicator: Communicator) -> Shard:
+    """This rank's share. Core's references of the family ``comm`` find the communicator's group, if it shows one."""
+    group = getattr(communicator, "process_group", None)
+    if group is not None:
+        comm.adopt(communicator.handle, group)
+    return Shard(communicator.rank, communicator.world_size, communicator.handle)
+
+
 @contextmanager
 def _timed(timings: dict[str, float], stage: str) -> Iterator[None]:
     started = time.perf_counter()
@@ -91,32 +130,87 @@ def _timed(timings: dict[str, float], stage: str) -> Iterator[None]:
     timings[stage] = time.perf_counter() - started
 
 
-def build_core(design: DesignLike, device: Device, ops: BoundOps, timings: dict[str, float]) -> tuple[EngineCore, KVBudget]:
-    """Build everything; ``timings`` receives seconds by stage. Raises VLLMCoreError."""
-    config, spec, plan = design.config, design.spec, design.plan
-    limits = config.scheduler
+def build_program(
+    design: DesignLike, device: Device, ops: BoundOps, timings: dict[str, float], part: Part
+) -> tuple[StepProgram, KVBudget]:
+    """Build what runs steps on one worker; ``timings`` receives seconds by stage. Raises VLLMCoreError."""
+    spec, plan = design.spec, design.plan
+    if plan.program_entry:
+        return _brought_program(design, device, ops, timings, part)
     with _timed(timings, "weights_s"):
-        model = _model(design, device, ops)
+        model = _model(design, device, ops, part)
     with _timed(timings, "memory_s"):
         groups = [GroupMemory(group.spec, group.layout) for group in plan.kv_groups]
-        budget = size_kv(_memory_request(design), groups, device.statistics())
+        budget = part.agree(size_kv(_memory_request(design, part.sharers), groups, device.statistics()), groups)
         kv = _bind_kv(spec, plan, device, ops, budget)
         state = allocate_state(device, _state_shape(design, groups, budget))
-    rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-    program = ComposedProgram(spec, model, device, ops, state, kv, rows)
+    program = ComposedProgram(spec, model, device, ops, state, kv, _max_rows(design), _graph_sizes(design, device))
+    return program, budget
+
+
+def _brought_program(
+    design: DesignLike, device: Device, ops: BoundOps, timings: dict[str, float], part: Part
+) -> tuple[StepProgram, KVBudget]:
+    """Build the platform's own program, which holds weights, KV cache and state itself; core sizes the KV cache."""
+    spec, plan, limits = design.spec, design.plan, design.config.scheduler
+    groups = [GroupMemory(group.spec, group.layout) for group in plan.kv_groups]
+    needed = ProgramBudget(
+        num_slots=limits.max_num_seqs,
+        max_tokens=limits.max_num_batched_tokens,
+        max_model_len=design.max_model_len,
+        kv_groups=tuple(group.spec for group in groups),
+        kv_layouts=tuple(group.layout for group in groups),
+    )
+    if design.config.model.load_format == "dummy":
+        raise ConfigError(
+            "Random weights need core's own program",
+            on=f"load_format dummy, program {plan.program}",
+            found="a program that the platform brings, which alone knows its weights",
+            expected="program core",
+            fix="give a checkpoint, or --program core where the platform can run it",
+        )
+    with _timed(timings, "weights_s"):
+        program: StepProgram = load_entry(plan.program_entry)(spec=spec, device=device, bound=ops, budget=needed)
+        program.load((name.removeprefix(spec.weight_prefix), tensor) for name, tensor in design.source.weights())
+    with _timed(timings, "memory_s"):
+        budget = size_kv(_memory_request(design, part.sharers), groups, device.statistics())
+        program.reserve(budget.num_blocks, budget.max_model_len)
+    return program, budget
+
+
+def build_core(
+    design: DesignLike,
+    device: Device,
+    ops: BoundOps,
+    timings: dict[str, float],
+    part: Part | None = None,
+    others: WorkerGroup | None = None,
+) -> tuple[EngineCore, KVBudget]:
+    """Build everything; ``others`` are the workers that share the model with this one. Raises VLLMCoreError."""
+    config, spec, plan = design.config, design.spec, design.plan
+    program, budget = build_program(design, device, ops, timings, part or Part())
+    if others is not None:
+        others.wait_until_ready()
+        program = LeadProgram(program, others)
     group_limits = tuple(
         GroupLimits(spec=group.spec, tokens_per_block=group.layout.tokens_per_block, num_blocks=count)
         for group, count in zip(plan.kv_groups, budget.num_blocks, strict=True)
     )
     scheduler_limits = _scheduler_limits(design, budget)
-    core = EngineCore(Scheduler(scheduler_limits, group_limits), program, ops, depth=_depth(config, device))
+    core = EngineCore(Scheduler(scheduler_limits, group_limits), program, ops, depth=steps_in_flight(config, device))
     with _timed(timings, "warmup_s"):
         warm_up(EngineCore(Scheduler(scheduler_limits, group_limits), program, ops), spec, budget.max_model_len)
         device.synchronize()
     return core, budget
 
 
-def _model(design: DesignLike, device: Device, ops: BoundOps) -> Any:
+def _max_rows(design: DesignLike) -> int:
+    """Most sequences of one step."""
+    limits = design.config.scheduler
+    return min(limits.max_num_seqs, limits.max_num_batched_tokens)
+
+
+def _model(design: DesignLike, device: Device, ops: BoundOps, part: Part) -> Any:
     limits, spec = design.config.scheduler, design.spec
     sizes = {"max_tokens": limits.max_num_batched_tokens, "max_model_len": design.max_model_len}
     if design.plan.track == "transformers":
@@ -124,15 +218,22 @@ def _model(design: DesignLike, device: Device, ops: BoundOps) -> Any:
 
         model: Any = transformers_track.build(spec, design.source, device, ops, **sizes)
     else:
-        model = build_model(spec, device, ops, **sizes)
+        model = build_model(spec, device, ops, **sizes, shard=part.shard, max_rows=_max_rows(design))
     if design.config.model.load_format == "dummy":
-        model.load_dummy(design.config.model.seed)
+        model.load_dummy(design.config.model.seed, design.config.model.dummy_bound)
     else:
-        model.load(design.source.weights())
+        model.load(_checked(design.source.weights(model.wanted if part.shard.workers > 1 else None), part.check))
     return model
 
 
-def _memory_request(design: DesignLike) -> MemoryRequest:
+def _checked(weights: Iterable[tuple[str, torch.Tensor]], check: Callable[[], None]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Reading may take minutes: what has failed elsewhere is noticed between two tensors."""
+    for item in weights:
+        check()
+        yield item
+
+
+def _memory_request(design: DesignLike, sharers: int) -> MemoryRequest:
     cache = design.config.cache
     return MemoryRequest(
         max_model_len=design.max_model_len,
@@ -141,6 +242,7 @@ def _memory_request(design: DesignLike) -> MemoryRequest:
         absolute_bytes=cache.kv_cache_memory_bytes,
         utilization=cache.device_memory_utilization,
         override_blocks=cache.num_gpu_blocks_override,
+        sharers=sharers,
     )
 
 
@@ -180,6 +282,16 @@ def _scheduler_limits(design: DesignLike, budget: KVBudget) -> SchedulerLimits:
     )
 
 
-def _depth(config: EngineConfig, device: Device) -> int:
+def _graph_sizes(design: DesignLike, device: Device) -> tuple[int, ...]:
+    """Numbers of rows to capture: the platform's or the user's, up to the most sequences, which is always one."""
+    if not (design.plan.graphs and device.supports_graphs):
+        return ()
+    most = design.config.scheduler.max_num_seqs
+    sizes = design.config.platform.graph_sizes or [1 << bit for bit in range(most.bit_length())]
+    return (*(size for size in sizes if size < most), most)
+
+
+def steps_in_flight(config: EngineConfig, device: Device) -> int:
+    """How many steps are launched before the first is read."""
     wanted = config.scheduler.async_scheduling
     return 2 if (device.asynchronous if wanted is None else wanted) else 1

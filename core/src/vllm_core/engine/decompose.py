@@ -47,7 +47,56 @@ def qk_norm_rope_kv_write(get: Get, role: str) -> Callable[..., None]:
     return call
 
 
+def all_reduce_add_rms_norm(get: Get, role: str) -> Callable[..., None]:
+    """`all_reduce`, then `add_rms_norm` as it is bound for a single worker."""
+    reduce, add_norm = get("all_reduce", role), get("add_rms_norm", "norm")
+
+    def call(out: Any, residual: Any, x: Any, weight: Any, eps: float, group: int) -> None:
+        reduce(x, group)
+        add_norm(out, residual, x, weight, eps)
+
+    return call
+
+
+def linear_add(get: Get, role: str) -> Callable[..., None]:
+    """`linear` into the scratch, then `add`."""
+    linear, add = get("linear", role), get("add", "residual")
+
+    def call(residual: Any, delta: Any, x: Any, weight: Any) -> None:
+        linear(delta, x, weight)
+        add(residual, residual, delta)
+
+    return call
+
+
+def rms_norm_linear(get: Get, role: str) -> Callable[..., None]:
+    """`rms_norm` into the scratch, then `linear`."""
+    linear, rms_norm = get("linear", role), get("rms_norm", "norm")
+
+    def call(out: Any, normed: Any, x: Any, norm: Any, eps: float, weight: Any) -> None:
+        rms_norm(normed, x, norm, eps)
+        linear(out, normed, weight)
+
+    return call
+
+
+def rms_norm_gated_linear(get: Get, role: str) -> Callable[..., None]:
+    """`rms_norm` and `linear` into the scratches, then `gated_activation`."""
+    linear, rms_norm, activation = get("linear", role), get("rms_norm", "norm"), get("gated_activation", "mlp")
+
+    def call(out: Any, wide: Any, normed: Any, x: Any, norm: Any, eps: float, weight: Any, kind: str) -> None:
+        rms_norm(normed, x, norm, eps)
+        linear(wide, normed, weight)
+        activation(out, wide, kind)
+
+    return call
+
+
 DECOMPOSITIONS: dict[str, Callable[[Get, str], Callable[..., None]]] = {
     "add_rms_norm": add_rms_norm,
+    "all_reduce_add_rms_norm": all_reduce_add_rms_norm,
+    "linear_add": linear_add,
     "qk_norm_rope_kv_write": qk_norm_rope_kv_write,
+    "rms_norm_gated_linear": rms_norm_gated_linear,
+    "rms_norm_linear": rms_norm_linear,
 }

@@ -41,7 +41,10 @@ class GroupMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRequest:
-    """What the engine asks for. `explicit_len`: the user set the context, so it is not cut."""
+    """What the engine asks for. `explicit_len`: the user set the context, so it is not cut.
+
+    `sharers` is how many workers of this model divide the device's memory; `absolute_bytes` is one worker's.
+    """
 
     max_model_len: int
     explicit_len: bool
@@ -49,6 +52,7 @@ class MemoryRequest:
     absolute_bytes: int | None
     utilization: float
     override_blocks: int | None
+    sharers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,15 @@ def kv_bytes(request: MemoryRequest, stats: MemoryStats) -> int:
     if request.absolute_bytes is not None:
         return request.absolute_bytes
     own = sum(stats.own_bytes.values())
-    return max(0, min(int(stats.total_bytes * request.utilization) - own, stats.available_bytes))
+    share = int(stats.total_bytes * request.utilization) // request.sharers
+    return max(0, min(share - own, stats.available_bytes // request.sharers))
+
+
+def smallest(budgets: Sequence[KVBudget], groups: Sequence[GroupMemory]) -> KVBudget:
+    """What fits on every worker, all of which have the same groups."""
+    blocks = tuple(min(counts) for counts in zip(*(one.num_blocks for one in budgets), strict=True))
+    size = sum(n * g.block_bytes for n, g in zip(blocks, groups, strict=True))
+    return KVBudget(blocks, size, min(one.max_model_len for one in budgets))
 
 
 def size_kv(request: MemoryRequest, groups: Sequence[GroupMemory], stats: MemoryStats) -> KVBudget:

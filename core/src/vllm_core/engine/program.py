@@ -28,6 +28,7 @@ from vllm_core.api import (
     StepResult,
 )
 from vllm_core.api import batch as layout
+from vllm_core.engine.captured import CapturedStep, CapturedSteps
 from vllm_core.ops.dtypes import TORCH_DTYPES
 
 if TYPE_CHECKING:
@@ -87,16 +88,17 @@ def allocate_state(device: Device, shape: StateShape) -> BatchState:
 
 
 class _Rows:
-    """Where sampled tokens and flags go, on the device and on the host, cut to ``count`` rows."""
+    """Where sampled tokens and flags go, on the device and on the host, cut to ``count`` rows.
 
-    __slots__ = ("_host", "_whole", "arrays", "count", "counts", "nonfinite", "nonfinite_host", "tokens", "tokens_host")
+    Both lie in one buffer, so that one copy brings them: int32 tokens [rows], then bool flags [rows].
+    """
 
-    def __init__(self, device: Device, rows: int) -> None:
-        self._whole = (device.allocate("workspace", (rows, 1), torch.int32), device.allocate("workspace", (rows,), torch.bool))
-        if device.facts.memory_kind == "host":
-            self._host = self._whole
-        else:
-            self._host = (device.pinned((rows, 1), torch.int32), device.pinned((rows,), torch.bool))
+    __slots__ = ("_host", "_whole", "arrays", "count", "counts", "host_bytes", "nonfinite", "raw", "tokens")
+
+    def __init__(self, device: Device, rows: int, raw: torch.Tensor | None) -> None:
+        self.raw = device.allocate("workspace", (5 * rows,), torch.uint8) if raw is None else raw
+        self.host_bytes = self.raw if raw is None else device.pinned((5 * rows,), torch.uint8)
+        self._whole, self._host = _split(self.raw, rows), _split(self.host_bytes, rows)
         self.cut(rows)
 
     def cut(self, count: int) -> None:
@@ -104,8 +106,12 @@ class _Rows:
         self.count = count
         self.counts = np.ones(count, dtype=np.int32)
         self.tokens, self.nonfinite = (tensor[:count] for tensor in self._whole)
-        self.tokens_host, self.nonfinite_host = (tensor[:count] for tensor in self._host)
-        self.arrays = self.tokens_host.numpy(), self.nonfinite_host.numpy()
+        tokens, nonfinite = (tensor[:count] for tensor in self._host)
+        self.arrays = tokens.numpy(), nonfinite.numpy()
+
+
+def _split(raw: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return raw[: 4 * rows].view(torch.int32).view(rows, 1), raw[4 * rows :].view(torch.bool)
 
 
 class _Handle:
@@ -130,7 +136,15 @@ class ComposedProgram(StepProgram):
     """Runs steps by calling bound ops one after the other."""
 
     def __init__(
-        self, spec: ModelSpec, model: Model, device: Device, ops: BoundOps, state: BatchState, kv: Sequence[Any], rows: int
+        self,
+        spec: ModelSpec,
+        model: Model,
+        device: Device,
+        ops: BoundOps,
+        state: BatchState,
+        kv: Sequence[Any],
+        rows: int,
+        graph_sizes: Sequence[int] = (),
     ) -> None:
         self.spec = spec
         self.state = state
@@ -152,6 +166,8 @@ class ComposedProgram(StepProgram):
         self._stages: list[tuple[torch.Tensor, torch.Tensor, Event] | None] = [None] * STAGES
         self._turn = 0
         self._no_autograd = torch.inference_mode()
+        sizes = [size for size in graph_sizes if size <= rows] if spec.pooling is None else []
+        self._captured = CapturedSteps(device, state, self._decode, sizes, STAGES) if sizes else None
 
     def _allocate_tail(self, rows: int) -> None:
         spec, device = self.spec, self._device
@@ -162,24 +178,71 @@ class ComposedProgram(StepProgram):
             self._logits = self._all_logits = device.allocate("workspace", (rows, spec.vocab_size), torch.float32)
         else:
             self._pooled = [device.allocate("workspace", (rows, spec.hidden_size), torch.float32) for _ in range(STAGES)]
-        # Tokens and flags of steps in flight must not be overwritten, so they rotate with the staging buffers.
-        self._results = [_Rows(device, rows) for _ in range(STAGES)]
+        # Tokens and flags of steps in flight must not be overwritten, so they rotate with the staging buffers. On a device
+        # with memory of its own only the host's side rotates: the device itself keeps steps and copies in order.
+        shared = None if self._host_memory else device.allocate("workspace", (5 * rows,), torch.uint8)
+        self._results = [_Rows(device, rows, shared) for _ in range(STAGES)]
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Pass the weights to the model."""
         self._model.load(weights)
 
-    def prepare(self, key: StepKey) -> StepKey:
-        """Eager steps need no preparation: the key says all."""
-        return key
+    @property
+    def captured(self) -> CapturedSteps | None:
+        """The captured steps; None where nothing is captured."""
+        return self._captured
+
+    def prepare(self, key: StepKey) -> StepKey | CapturedStep:
+        """Capture a decode step on first use; the key itself says all of an eager one."""
+        if self._captured is None:
+            return key
+        with self._no_autograd:
+            return self._captured.find(key) or key
 
     def run(self, executable: Any, delta: StepDelta) -> StepHandle:
         """Run one step; returns before the device is done where it is asynchronous."""
         with self._no_autograd:
             return self._run(executable, delta)
 
-    def _run(self, key: StepKey, delta: StepDelta) -> StepHandle:
+    def _run(self, executable: StepKey | CapturedStep, delta: StepDelta) -> StepHandle:
         header: list[int] = delta.packed[: layout.HEADER_WORDS].tolist()
+        if isinstance(executable, CapturedStep):
+            if executable.serves(header):
+                return self._replay(executable, delta, header)
+            executable = executable.key
+        return self._run_eagerly(executable, delta, header)
+
+    def _replay(self, step: CapturedStep, delta: StepDelta, header: list[int]) -> StepHandle:
+        """A captured decode step: one copy, the difference (if any), one replay."""
+        assert self._captured is not None, "a captured step has its captured program"
+        packed = self._captured.stage(step, delta.packed, header, self._turn)
+        self._turn = (self._turn + 1) % STAGES
+        if header[layout.H_ADMITTED]:
+            self._mirror_features(delta.packed, header[layout.H_ADMITTED])
+        if header[layout.H_ADMITTED] or header[layout.H_BLOCKS] or header[layout.H_EXTRA]:
+            self._batch_update(self.state, packed, header)
+        step.graph.replay()
+        rows = self._results[self._turn]
+        if header[layout.H_NUM_SAMPLED] != rows.count:
+            rows.cut(header[layout.H_NUM_SAMPLED])
+        return self._finish(rows, None, None)
+
+    def _decode(self, packed: torch.Tensor, header: list[int], features: int) -> None:
+        """What a captured step repeats: a decode step whose rows all sample, on fixed addresses."""
+        inputs: StepInputs = self._build_step(self.state, packed, header)
+        count = header[layout.H_NUM_SAMPLED]
+        hidden = self._model.forward(inputs, self._kv)
+        rows = self._results[0]
+        rows.cut(count)
+        logits = self._all_logits[:count]
+        self._model.logits(logits, hidden)
+        slots, lengths = inputs.sample_slots, inputs.sample_lengths
+        if features & _ADJUST:
+            self._adjust(logits, self.state, slots, lengths, features)
+        self._sample(rows.tokens, rows.nonfinite, logits, self.state, slots, lengths, features)
+        self._advance(self.state, inputs, rows.tokens)
+
+    def _run_eagerly(self, key: StepKey, delta: StepDelta, header: list[int]) -> StepHandle:
         packed = self._stage(delta.packed)
         self._turn = (self._turn + 1) % STAGES
         if header[layout.H_ADMITTED]:
@@ -295,8 +358,7 @@ class ComposedProgram(StepProgram):
     ) -> StepHandle:
         """Start the copies to the host and return the handle that waits for them."""
         if not self._host_memory:
-            rows.tokens_host.copy_(rows.tokens, non_blocking=True)
-            rows.nonfinite_host.copy_(rows.nonfinite, non_blocking=True)
+            rows.host_bytes.copy_(rows.raw, non_blocking=True)
         tokens, nonfinite = rows.arrays
         result = StepResult(
             tokens,

@@ -1,12 +1,14 @@
 """A dense decoder on bound ops: pre-norm layers, or Gemma's norms around both sub-layers.
 
-Per layer nine calls, eleven with sandwich norms; each is a callable fetched when the model was built. The residual
-stream lives in one buffer and is added to by the norm that follows.
+Each op is a callable fetched when the model was built. The residual stream lives in one buffer. A pre-norm layer of a single
+worker is six calls, whose products take norms and adds along; others are nine calls, eleven with sandwich norms. Where workers
+share the model each has its heads and its part of the MLP; both sub-layers' outputs are summed over the workers before they are
+normed or added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ import torch
 from vllm_core.api import Device, StepInputs
 from vllm_core.layers.linear import BoundOps, PackedLinear
 from vllm_core.layers.rope import cos_sin
+from vllm_core.layers.shard import ALONE, Cut, Shard
+from vllm_core.layers.vocabulary import Embedding, Head
 from vllm_core.layers.weights import WeightLoader
 from vllm_core.layers.workspace import Views, Workspace
 from vllm_core.models.spec import ModelSpec, RopeSpec
@@ -42,14 +46,23 @@ class NormWeight:
 
 
 class DecoderLayer:
-    """Attention and MLP. `run` expects the normed input in `hidden` and leaves the MLP's output in `delta`."""
+    """Attention and MLP; ``spec`` is that of one worker."""
 
-    def __init__(self, spec: ModelSpec, index: int, device: Device, ops: BoundOps, table: torch.Tensor | None) -> None:
+    def __init__(
+        self, spec: ModelSpec, index: int, device: Device, ops: BoundOps, table: torch.Tensor | None, shard: Shard
+    ) -> None:
         layer, group = spec.layers[index], spec.kv_groups()[spec.group_of_layer()[index]]
         role = f"kv.{group.index}.{group.kind}"
         self._linear = ops.get("linear", "linear")
+        self._fused = spec.is_fused_around_linear
+        if self._fused:
+            self._linear_add, self._norm_linear, self._norm_gated_linear = (
+                ops.get(op, "linear") for op in ("linear_add", "rms_norm_linear", "rms_norm_gated_linear")
+            )
         self._rms_norm = ops.get("rms_norm", "norm")
-        self._add_rms_norm = ops.get("add_rms_norm", "norm")
+        self._add_rms_norm = summing_norm(spec, ops, shard)
+        self._reduce = ops.get("all_reduce", "comm") if spec.sandwich_norms and shard.workers > 1 else None
+        self._shard, self._all = shard, shard.group
         self._rope_and_write = ops.get("qk_norm_rope_kv_write", role)
         self._attention = ops.get("paged_attention", role)
         self._activation = ops.get("gated_activation", "mlp")
@@ -64,15 +77,19 @@ class DecoderLayer:
         )
 
     def expect(self, loader: WeightLoader, spec: ModelSpec, name: str, dtype: torch.dtype) -> None:
-        """Register all weights of the layer; ``name`` ends with a dot."""
-        hidden, inner, size = spec.hidden_size, spec.intermediate_size, spec.head_size
+        """Register all weights of the layer; ``spec`` is that of the whole model, ``name`` ends with a dot."""
+        hidden, inner, size, shard = spec.hidden_size, spec.intermediate_size, spec.head_size, self._shard
         attention, mlp = f"{name}self_attn.", f"{name}mlp."
         q, kv = spec.num_heads * size, spec.num_kv_heads * size
         parts = {f"{attention}q_proj": q, f"{attention}k_proj": kv, f"{attention}v_proj": kv}
-        self.qkv.expect(loader, parts, hidden, dtype, bias=spec.qkv_bias)
-        self.out.expect(loader, {f"{attention}o_proj": hidden}, q, dtype, bias=spec.out_bias)
-        self.gate_up.expect(loader, {f"{mlp}gate_proj": inner, f"{mlp}up_proj": inner}, hidden, dtype, bias=spec.mlp_bias)
-        self.down.expect(loader, {f"{mlp}down_proj": hidden}, inner, dtype, bias=spec.mlp_bias)
+        mine = shard.kv_heads(spec)
+        cuts: dict[str, Cut | None] = dict(zip(parts, (shard.part(q), mine, mine), strict=True))
+        self.qkv.expect(loader, parts, hidden, dtype, bias=spec.qkv_bias, cuts=cuts)
+        self.out.expect_summed(loader, f"{attention}o_proj", hidden, q, dtype, bias=spec.out_bias, shard=shard)
+        both = {f"{mlp}gate_proj": inner, f"{mlp}up_proj": inner}
+        cuts = dict.fromkeys(both, shard.part(inner))
+        self.gate_up.expect(loader, both, hidden, dtype, bias=spec.mlp_bias, cuts=cuts)
+        self.down.expect_summed(loader, f"{mlp}down_proj", hidden, inner, dtype, bias=spec.mlp_bias, shard=shard)
         self.input_norm.expect(loader, f"{name}input_layernorm.weight", hidden)
         if spec.qk_norm:
             self.q_norm.expect(loader, f"{attention}q_norm.weight", size)
@@ -85,17 +102,45 @@ class DecoderLayer:
             # Llama's name for the norm before the MLP is Gemma's for the one after attention.
             self.mlp_input_norm.expect(loader, f"{name}post_attention_layernorm.weight", hidden)
 
+    def run_fused(self, x: Views, inputs: StepInputs, kv: Any) -> None:
+        """One layer on the residual stream alone, in ops that take norms and adds along with the products."""
+        eps, linear_add = self._eps, self._linear_add
+        self._norm_linear(x.qkv, x.hidden, x.residual, self.input_norm.value, eps, self.qkv.packed)
+        self._attend(x, inputs, kv)
+        linear_add(x.residual, x.delta, x.attended_flat, self.out.packed)
+        self._norm_gated_linear(
+            x.narrow, x.wide, x.hidden, x.residual, self.mlp_input_norm.value, eps, self.gate_up.packed, self._kind
+        )
+        linear_add(x.residual, x.delta, x.narrow, self.down.packed)
+
     def run(self, x: Views, inputs: StepInputs, kv: Any) -> None:
-        """One layer over all tokens of the step."""
-        linear, eps, group = self._linear, self._eps, self._group
+        """One layer, from the normed input in `hidden` to the MLP's output in `delta`."""
+        linear, eps = self._linear, self._eps
         linear(x.qkv, x.hidden, self.qkv.packed)
+        self._attend(x, inputs, kv)
+        linear(x.delta, x.attended_flat, self.out.packed)
+        if self._reduce is not None:
+            self._reduce(x.delta, self._all)
+        if self._sandwich:
+            self._rms_norm(x.delta, x.delta, self.attention_norm.value, eps)
+        self._add_rms_norm(x.hidden, x.residual, x.delta, self.mlp_input_norm.value, eps)
+        linear(x.wide, x.hidden, self.gate_up.packed)
+        self._activation(x.narrow, x.wide, self._kind)
+        linear(x.delta, x.narrow, self.down.packed)
+        if self._reduce is not None:
+            self._reduce(x.delta, self._all)
+        if self._sandwich:
+            self._rms_norm(x.delta, x.delta, self.mlp_norm.value, eps)
+
+    def _attend(self, x: Views, inputs: StepInputs, kv: Any) -> None:
+        group = self._group
         self._rope_and_write(
             x.q,
             x.k,
             x.v,
             self.q_norm.value,
             self.k_norm.value,
-            eps,
+            self._eps,
             inputs.positions,
             self._table,
             self._interleaved,
@@ -115,52 +160,70 @@ class DecoderLayer:
             self._window,
             self._cap,
         )
-        linear(x.delta, x.attended_flat, self.out.packed)
-        if self._sandwich:
-            self._rms_norm(x.delta, x.delta, self.attention_norm.value, eps)
-        self._add_rms_norm(x.hidden, x.residual, x.delta, self.mlp_input_norm.value, eps)
-        linear(x.wide, x.hidden, self.gate_up.packed)
-        self._activation(x.narrow, x.wide, self._kind)
-        linear(x.delta, x.narrow, self.down.packed)
-        if self._sandwich:
-            self._rms_norm(x.delta, x.delta, self.mlp_norm.value, eps)
 
 
 class Decoder:
-    """The whole model. Not usable until `load` or `load_dummy` has run."""
+    """The whole model, or one worker's part of it. Not usable until `load` or `load_dummy` has run.
 
-    def __init__(self, spec: ModelSpec, device: Device, ops: BoundOps, *, max_tokens: int, max_model_len: int) -> None:
+    ``max_rows`` is the most rows that logits are asked for at once.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: Device,
+        ops: BoundOps,
+        *,
+        max_tokens: int,
+        max_model_len: int,
+        shard: Shard = ALONE,
+        max_rows: int | None = None,
+    ) -> None:
         self._spec, self._device, self._eps = spec, device, spec.norm_eps
         self._dtype: torch.dtype = TORCH_DTYPES[spec.dtype]
         # transformers rounds the scale to the model's dtype before it multiplies.
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self._dtype))
-        self._embed = ops.get("embedding", "embedding")
-        self._soft_cap = ops.get("soft_cap", "tail") if spec.logit_soft_cap else None
+        self._embedding = Embedding(device, ops, shard)
         self._rms_norm = ops.get("rms_norm", "norm")
-        self._add_rms_norm = ops.get("add_rms_norm", "norm")
-        self._workspace = Workspace(spec, device, max_tokens)
-        self._embedding: Any = None
+        mine = spec.shard(shard.workers)
+        self._add_rms_norm = summing_norm(mine, ops, shard)
+        self._fused = mine.is_fused_around_linear
+        self._workspace = Workspace(mine, device, max_tokens)
         self._final_norm = NormWeight(device, spec.norm_offset)
         # A pooling model has no use for logits.
-        self._head = PackedLinear(device, ops) if spec.pooling is None else None
-        self._linear = ops.get("linear", "linear")
+        self._head: Head | None = None
+        if spec.pooling is None:
+            rows, cap = max_rows or max_tokens, spec.logit_soft_cap
+            self._head = Head(device, ops, shard, vocab_size=spec.vocab_size, soft_cap=cap, max_rows=rows)
         tables = _tables(spec, device, max_model_len)
-        self._layers = [DecoderLayer(spec, i, device, ops, tables[i]) for i in range(len(spec.layers))]
+        self._layers = [DecoderLayer(mine, i, device, ops, tables[i], shard) for i in range(len(spec.layers))]
         self._norms: list[Any] = []
+        self._loader = self._expected()
+
+    def wanted(self, name: str, shape: tuple[int, ...]) -> Cut | None:
+        """What this worker needs of a checkpoint tensor; None is all of it. Raises WeightsError for a wrong shape."""
+        return self._loader.wanted(name, shape)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take the weights, by their Hugging Face names, in any order. Raises WeightsError."""
-        self._expected().load(weights)
+        """Take the weights, by their Hugging Face names, in any order, whole or as `wanted`. Raises WeightsError."""
+        self._loader.load(weights)
+        if self._head is not None and self._spec.tied_embeddings:
+            self._head.share(self._embedding.weight, ["embed_tokens", "lm_head"])
         self._norms = [*(layer.input_norm.value for layer in self._layers), self._final_norm.value]
 
-    def load_dummy(self, seed: int) -> None:
-        """Draw random weights that depend on ``seed`` and their names alone."""
-        self.load(self._expected().dummy(seed))
+    def load_dummy(self, seed: int, bound: float | None = None) -> None:
+        """Draw random weights that depend on ``seed`` and their names alone, uniform within ``bound`` if that is given."""
+        self.load(self._loader.dummy(seed, bound))
 
     def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
         """Run a step; returns hidden states [T, H] after the final norm, valid until the next step."""
         x, eps, add_rms_norm = self._workspace.views(inputs.num_tokens), self._eps, self._add_rms_norm
-        self._embed(x.residual, inputs.token_ids, self._embedding, self._embedding_scale)
+        self._embedding.run(x.residual, inputs.token_ids, self._embedding_scale)
+        if self._fused:
+            for layer, layer_kv in zip(self._layers, kv, strict=True):
+                layer.run_fused(x, inputs, layer_kv)
+            self._rms_norm(x.hidden, x.residual, self._norms[-1], eps)
+            return x.hidden
         self._rms_norm(x.hidden, x.residual, self._norms[0], eps)
         for layer, layer_kv, next_norm in zip(self._layers, kv, self._norms[1:], strict=True):
             layer.run(x, inputs, layer_kv)
@@ -170,26 +233,31 @@ class Decoder:
     def logits(self, out: torch.Tensor, rows: torch.Tensor) -> None:
         """Write float32 [R, V] from hidden rows [R, H]."""
         assert self._head is not None, "a pooling model has no head"
-        self._linear(out, rows, self._head.packed)
-        if self._soft_cap is not None:
-            self._soft_cap(out, self._spec.logit_soft_cap)
+        self._head.run(out, rows)
 
     def _expected(self) -> WeightLoader:
         spec = self._spec
         ignored = IGNORED if self._head is not None and not spec.tied_embeddings else (*IGNORED, "lm_head.")
         loader = WeightLoader(spec.architecture, prefix=spec.weight_prefix, ignored=ignored)
-        loader.expect({"embed_tokens.weight": (spec.vocab_size, spec.hidden_size)}, self._dtype, self._take_embedding)
+        self._embedding.expect(loader, "embed_tokens.weight", spec.vocab_size, spec.hidden_size, self._dtype)
         for index, layer in enumerate(self._layers):
             layer.expect(loader, spec, f"layers.{index}.", self._dtype)
         self._final_norm.expect(loader, "norm.weight", spec.hidden_size)
         if self._head is not None and not spec.tied_embeddings:
-            self._head.expect(loader, {"lm_head": spec.vocab_size}, spec.hidden_size, self._dtype, bias=False)
+            self._head.expect(loader, "lm_head", spec.hidden_size, self._dtype)
         return loader
 
-    def _take_embedding(self, weight: torch.Tensor) -> None:
-        self._embedding = self._device.adopt("weights", weight)
-        if self._head is not None and self._spec.tied_embeddings:
-            self._head.share(self._embedding, ["embed_tokens", "lm_head"])
+
+def summing_norm(spec: ModelSpec, ops: BoundOps, shard: Shard) -> Callable[..., Any]:
+    """`add_rms_norm`; over the workers' sum where a layer's output has not been summed for a norm of its own."""
+    if shard.workers == 1 or spec.sandwich_norms:
+        return ops.get("add_rms_norm", "norm")
+    fused, group = ops.get("all_reduce_add_rms_norm", "comm"), shard.group
+
+    def call(out: torch.Tensor, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        fused(out, residual, x, weight, eps, group)
+
+    return call
 
 
 def _tables(spec: ModelSpec, device: Device, max_model_len: int) -> list[torch.Tensor | None]:

@@ -9,6 +9,8 @@ import torch
 
 from vllm_core.api import Device, StepInputs
 from vllm_core.layers.linear import BoundOps, PackedLinear
+from vllm_core.layers.shard import ALONE, Cut, Shard
+from vllm_core.layers.vocabulary import Embedding
 from vllm_core.layers.weights import WeightLoader
 from vllm_core.layers.workspace import Views, Workspace
 from vllm_core.models.spec import ModelSpec
@@ -43,8 +45,10 @@ class LayerNorm:
 class EncoderLayer:
     """Attention and MLP. `run` reads and leaves the hidden states in `hidden`."""
 
-    def __init__(self, spec: ModelSpec, device: Device, ops: BoundOps) -> None:
+    def __init__(self, spec: ModelSpec, device: Device, ops: BoundOps, shard: Shard) -> None:
         self._linear = ops.get("linear", "linear")
+        self._reduce = ops.get("all_reduce", "comm") if shard.workers > 1 else None
+        self._shard, self._all = shard, shard.group
         self._add = ops.get("add", "residual")
         self._layer_norm = ops.get("layer_norm", "norm")
         self._attention = ops.get("encoder_attention", "attention")
@@ -54,14 +58,14 @@ class EncoderLayer:
         self.attention_norm, self.mlp_norm = LayerNorm(device), LayerNorm(device)
 
     def expect(self, loader: WeightLoader, spec: ModelSpec, name: str, dtype: torch.dtype) -> None:
-        """Register all weights of the layer; ``name`` ends with a dot."""
-        hidden, inner = spec.hidden_size, spec.intermediate_size
-        attention = f"{name}attention."
+        """Register all weights of the layer; ``spec`` is that of the whole model, ``name`` ends with a dot."""
+        hidden, inner, shard = spec.hidden_size, spec.intermediate_size, self._shard
+        attention, up = f"{name}attention.", f"{name}intermediate.dense"
         parts = {f"{attention}self.{part}": hidden for part in ("query", "key", "value")}
-        self.qkv.expect(loader, parts, hidden, dtype, bias=True)
-        self.out.expect(loader, {f"{attention}output.dense": hidden}, hidden, dtype, bias=True)
-        self.up.expect(loader, {f"{name}intermediate.dense": inner}, hidden, dtype, bias=True)
-        self.down.expect(loader, {f"{name}output.dense": hidden}, inner, dtype, bias=True)
+        self.qkv.expect(loader, parts, hidden, dtype, bias=True, cuts=dict.fromkeys(parts, shard.part(hidden)))
+        self.out.expect_summed(loader, f"{attention}output.dense", hidden, hidden, dtype, bias=True, shard=shard)
+        self.up.expect(loader, {up: inner}, hidden, dtype, bias=True, cuts={up: shard.part(inner)})
+        self.down.expect_summed(loader, f"{name}output.dense", hidden, inner, dtype, bias=True, shard=shard)
         self.attention_norm.expect(loader, f"{attention}output.LayerNorm", hidden)
         self.mlp_norm.expect(loader, f"{name}output.LayerNorm", hidden)
 
@@ -71,47 +75,57 @@ class EncoderLayer:
         linear(x.qkv, x.hidden, self.qkv.packed)
         self._attention(x.attended, x.q, x.k, x.v, inputs.query_start, inputs.max_query_len, self._scale)
         linear(x.delta, x.attended_flat, self.out.packed)
+        if self._reduce is not None:
+            self._reduce(x.delta, self._all)
         self._add(x.delta, x.delta, x.hidden)
         norm(x.hidden, x.delta, self.attention_norm.weight, self.attention_norm.bias, eps)
         linear(x.wide, x.hidden, self.up.packed)
         self._activation(x.narrow, x.wide, self._kind)
         linear(x.delta, x.narrow, self.down.packed)
+        if self._reduce is not None:
+            self._reduce(x.delta, self._all)
         self._add(x.delta, x.delta, x.hidden)
         norm(x.hidden, x.delta, self.mlp_norm.weight, self.mlp_norm.bias, eps)
 
 
 class Encoder:
-    """The whole model. Not usable until `load` or `load_dummy` has run."""
+    """The whole model, or one worker's part of it. Not usable until `load` or `load_dummy` has run."""
 
-    def __init__(self, spec: ModelSpec, device: Device, ops: BoundOps, *, max_tokens: int) -> None:
+    def __init__(self, spec: ModelSpec, device: Device, ops: BoundOps, *, max_tokens: int, shard: Shard = ALONE) -> None:
         self._spec, self._device = spec, device
         self._dtype: torch.dtype = TORCH_DTYPES[spec.dtype]
         self._embed = ops.get("embedding", "embedding")
         self._add = ops.get("add", "residual")
         self._layer_norm = ops.get("layer_norm", "norm")
-        self._workspace = Workspace(spec, device, max_tokens)
-        self._words: Any = None
+        mine = spec.shard(shard.workers)
+        self._workspace = Workspace(mine, device, max_tokens)
+        self._words = Embedding(device, ops, shard)
         self._positions: Any = None
         self._first_type: torch.Tensor | None = None
         self._norm = LayerNorm(device)
-        self._layers = [EncoderLayer(spec, device, ops) for _ in spec.layers]
+        self._layers = [EncoderLayer(mine, device, ops, shard) for _ in spec.layers]
+        self._loader = self._expected()
+
+    def wanted(self, name: str, shape: tuple[int, ...]) -> Cut | None:
+        """What this worker needs of a checkpoint tensor; None is all of it. Raises WeightsError for a wrong shape."""
+        return self._loader.wanted(name, shape)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take the weights, by their Hugging Face names, in any order. Raises WeightsError."""
-        self._expected().load(weights)
+        """Take the weights, by their Hugging Face names, in any order, whole or as `wanted`. Raises WeightsError."""
+        self._loader.load(weights)
         # All tokens are of type 0 here, so its row is added to every position once instead of in every step.
         assert self._first_type is not None, "the loader has checked that every tensor came"
         self._positions = self._device.adopt("weights", (self._positions + self._first_type).to(self._dtype))
         self._first_type = None
 
-    def load_dummy(self, seed: int) -> None:
-        """Draw random weights that depend on ``seed`` and their names alone."""
-        self.load(self._expected().dummy(seed))
+    def load_dummy(self, seed: int, bound: float | None = None) -> None:
+        """Draw random weights that depend on ``seed`` and their names alone, uniform within ``bound`` if that is given."""
+        self.load(self._loader.dummy(seed, bound))
 
     def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
         """Run a step of whole sequences; returns hidden states [T, H], valid until the next step."""
         x = self._workspace.views(inputs.num_tokens)
-        self._embed(x.hidden, inputs.token_ids, self._words, 1.0)
+        self._words.run(x.hidden, inputs.token_ids, 1.0)
         self._embed(x.delta, inputs.positions, self._positions, 1.0)
         self._add(x.delta, x.delta, x.hidden)
         self._layer_norm(x.hidden, x.delta, self._norm.weight, self._norm.bias, self._spec.norm_eps)
@@ -126,7 +140,7 @@ class Encoder:
     def _expected(self) -> WeightLoader:
         spec, hidden = self._spec, self._spec.hidden_size
         loader = WeightLoader(spec.architecture, prefix=spec.weight_prefix, ignored=IGNORED)
-        loader.expect({"embeddings.word_embeddings.weight": (spec.vocab_size, hidden)}, self._dtype, self._take_words)
+        self._words.expect(loader, "embeddings.word_embeddings.weight", spec.vocab_size, hidden, self._dtype)
         positions = {"embeddings.position_embeddings.weight": (spec.max_position, hidden)}
         loader.expect(positions, torch.float32, self._take_positions)
         types = {"embeddings.token_type_embeddings.weight": (spec.token_types, hidden)}
@@ -135,9 +149,6 @@ class Encoder:
         for index, layer in enumerate(self._layers):
             layer.expect(loader, spec, f"encoder.layer.{index}.", self._dtype)
         return loader
-
-    def _take_words(self, weight: torch.Tensor) -> None:
-        self._words = self._device.adopt("weights", weight)
 
     def _take_positions(self, weight: torch.Tensor) -> None:
         self._positions = weight

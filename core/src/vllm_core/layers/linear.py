@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from vllm_core.api import Device
+from vllm_core.layers.shard import COLUMNS, Cut, Shard
 from vllm_core.layers.weights import WeightLoader
 
 
@@ -32,13 +33,43 @@ class PackedLinear:
         self._readers: list[str] = []
         self.packed: Any = None
 
-    def expect(self, loader: WeightLoader, rows: Mapping[str, int], columns: int, dtype: torch.dtype, *, bias: bool) -> None:
-        """Register weights [rows, columns] by layer name, stacked in this order, and biases [rows] if there are any."""
-        self._with_bias = bias
+    def expect(
+        self,
+        loader: WeightLoader,
+        rows: Mapping[str, int],
+        columns: int,
+        dtype: torch.dtype,
+        *,
+        bias: bool,
+        cuts: Mapping[str, Cut | None] | None = None,
+    ) -> None:
+        """Register weights [rows, columns] by layer name, stacked in this order, and biases [rows] if there are any.
+
+        ``cuts`` are rows that this worker keeps, of weight and bias.
+        """
         self._readers = list(rows)
-        loader.expect({f"{name}.weight": (n, columns) for name, n in rows.items()}, dtype, self._take_weight)
+        parts = cuts or {}
+        weights = {f"{name}.weight": cut for name, cut in parts.items()}
+        loader.expect({f"{name}.weight": (n, columns) for name, n in rows.items()}, dtype, self._take_weight, cuts=weights)
         if bias:
-            loader.expect({f"{name}.bias": (n,) for name, n in rows.items()}, dtype, self._take_bias)
+            biases = {f"{name}.bias": cut for name, cut in parts.items()}
+            self._with_bias = True
+            loader.expect({f"{name}.bias": (n,) for name, n in rows.items()}, dtype, self._take_bias, cuts=biases)
+
+    def expect_summed(
+        self, loader: WeightLoader, name: str, rows: int, columns: int, dtype: torch.dtype, *, bias: bool, shard: Shard
+    ) -> None:
+        """Register a weight [rows, columns] of which each worker keeps columns: their outputs are summed.
+
+        The bias is added by one of them.
+        """
+        self._readers = [name]
+        weight = f"{name}.weight"
+        cut = shard.part(columns, COLUMNS)
+        loader.expect({weight: (rows, columns)}, dtype, self._take_weight, cuts={weight: cut})
+        if bias:
+            self._with_bias = shard.is_first
+            loader.expect({f"{name}.bias": (rows,)}, dtype, self._take_bias if shard.is_first else _drop)
 
     def share(self, weight: torch.Tensor, readers: list[str]) -> None:
         """Pack a weight on the device that others read too."""
@@ -57,3 +88,7 @@ class PackedLinear:
             return
         self.packed = self._pack(self._weight, self._bias, self._readers)
         self._weight = self._bias = None
+
+
+def _drop(bias: torch.Tensor) -> None:
+    """Another worker adds it."""

@@ -14,9 +14,13 @@ from typing import Literal
 import torch
 
 from vllm_core.errors import WeightsError
+from vllm_core.layers.shard import Cut
 
 Fill = Literal["normal", "ones"]
 Shape = tuple[int, ...]
+
+DUMMY_NUMBERS = (1 << 22) + 129
+"""Numbers drawn for dummy weights: odd, so that the rows of a matrix do not begin with the same ones again soon."""
 
 DUMMY_DEVIATION = 0.02
 """Standard deviation of dummy weights, the usual one at initialisation."""
@@ -24,37 +28,55 @@ DUMMY_DEVIATION = 0.02
 
 @dataclass(slots=True)
 class _Target:
-    """One tensor of the model, made of checkpoint tensors stacked along the first dimension."""
+    """One tensor of the model, made of checkpoint tensors, or cuts of them, stacked along the first dimension."""
 
     shapes: Mapping[str, Shape]
     dtype: torch.dtype
     take: Callable[[torch.Tensor], None]
     fill: Fill
+    cuts: Mapping[str, Cut]
     rows: dict[str, int] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
     merged: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         begin = 0
-        for name, shape in self.shapes.items():
+        for name in self.shapes:
             self.rows[name] = begin
-            begin += shape[0]
+            begin += self.kept(name)[0]
         self.missing = set(self.shapes)
+
+    def kept(self, name: str) -> Shape:
+        """Shape of what is kept of a checkpoint tensor."""
+        cut = self.cuts.get(name)
+        return self.shapes[name] if cut is None else cut.shape(self.shapes[name])
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         self.missing.discard(name)
+        if tuple(tensor.shape) != self.kept(name):
+            tensor = self.cuts[name].take(tensor)
         if len(self.shapes) == 1:
             self.take(tensor.to(self.dtype).contiguous())
             return
         if self.merged is None:
-            first = next(iter(self.shapes.values()))
-            total = sum(shape[0] for shape in self.shapes.values())
+            first = self.kept(next(iter(self.shapes)))
+            total = sum(self.kept(part)[0] for part in self.shapes)
             self.merged = torch.empty((total, *first[1:]), dtype=self.dtype)
         begin = self.rows[name]
         self.merged[begin : begin + len(tensor)].copy_(tensor)
         if not self.missing:
             merged, self.merged = self.merged, None
             self.take(merged)
+
+
+def _laid_out(table: torch.Tensor, begin: int, shape: Shape) -> torch.Tensor:
+    out = torch.empty(shape, dtype=table.dtype)
+    flat, at = out.view(-1), 0
+    while at < flat.numel():
+        piece = table[begin : begin + flat.numel() - at]
+        flat[at : at + len(piece)].copy_(piece)
+        at, begin = at + len(piece), 0
+    return out
 
 
 class WeightLoader:
@@ -77,46 +99,68 @@ class WeightLoader:
         take: Callable[[torch.Tensor], None],
         *,
         fill: Fill = "normal",
+        cuts: Mapping[str, Cut | None] | None = None,
     ) -> None:
-        """Register one tensor, stacked from the named ones in this order; ``take`` receives it on the host, cast."""
-        target = _Target(dict(shapes), dtype, take, fill)
+        """Register one tensor, stacked from the named ones in this order; ``take`` receives it on the host, cast.
+
+        ``shapes`` are those of the checkpoint; of those in ``cuts`` only that part is kept.
+        """
+        parts = {name: cut for name, cut in (cuts or {}).items() if cut is not None}
+        target = _Target(dict(shapes), dtype, take, fill, parts)
         self._targets.update(dict.fromkeys(shapes, target))
 
+    def wanted(self, full_name: str, shape: Shape) -> Cut | None:
+        """What is needed of a checkpoint tensor, asked before it is read. Raises WeightsError for a wrong shape."""
+        name = full_name.removeprefix(self._prefix)
+        target = self._targets.get(name)
+        if target is None:
+            return None
+        self._check_shape(full_name, shape, target.shapes[name])
+        return target.cuts.get(name)
+
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Consume the stream. Raises WeightsError for an unknown, repeated, wrongly shaped or missing tensor."""
+        """Consume the stream of whole tensors or of what is `wanted` of them.
+
+        Raises WeightsError for an unknown, repeated, wrongly shaped or missing tensor.
+        """
         seen: set[str] = set()
+        for target in self._targets.values():
+            target.missing = set(target.shapes)
         for full_name, tensor in weights:
             name = full_name.removeprefix(self._prefix)
-            target = self._targets.get(name)
-            if target is None:
+            found = self._targets.get(name)
+            if found is None:
                 self._refuse_unknown(full_name, name)
                 continue
             if name in seen:
                 self._fail(full_name, "a second tensor of this name", "one", "remove the duplicate from the checkpoint")
             seen.add(name)
-            if tuple(tensor.shape) != target.shapes[name]:
-                self._fail(
-                    full_name,
-                    f"shape {tuple(tensor.shape)}",
-                    f"shape {target.shapes[name]}",
-                    "the weights do not belong to this config.json; fetch both again",
-                )
-            target.put(name, tensor)
+            if tuple(tensor.shape) != found.kept(name):
+                self._check_shape(full_name, tuple(tensor.shape), found.shapes[name])
+            found.put(name, tensor)
         missing = [name for name in self._targets if name not in seen]
         if missing:
             listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
             self._fail(listed, "missing", f"{len(self._targets)} tensors", "fetch the checkpoint again; a part is missing")
 
-    def dummy(self, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Small normal weights drawn per name, so that their order does not matter; norms are ones."""
+    def dummy(self, seed: int, bound: float | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Weights that depend on ``seed`` and the tensor's name alone; norms are ones.
+
+        Normal with a small deviation, or uniform within ``bound``. Numbers are drawn once and laid out from a place that the
+        name chooses, so that billions of weights take seconds.
+        """
+        draw = torch.Generator().manual_seed(seed)
+        if bound is None:
+            table = torch.randn(DUMMY_NUMBERS, generator=draw) * DUMMY_DEVIATION
+        else:
+            table = (torch.rand(DUMMY_NUMBERS, generator=draw) * 2 - 1) * bound
         for name, target in self._targets.items():
             shape = target.shapes[name]
             if target.fill == "ones":
                 yield name, torch.ones(shape)
                 continue
-            digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-            yield name, torch.randn(shape, generator=generator) * DUMMY_DEVIATION
+            digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
+            yield name, _laid_out(table.to(target.dtype), int.from_bytes(digest, "little") % DUMMY_NUMBERS, shape)
 
     def _refuse_unknown(self, full_name: str, name: str) -> None:
         if not any(fragment in name for fragment in self._ignored):
@@ -126,6 +170,11 @@ class WeightLoader:
                 "only tensors of the architecture",
                 "check `architectures` in config.json, or use --model-impl transformers",
             )
+
+    def _check_shape(self, name: str, found: Shape, expected: Shape) -> None:
+        if found != expected:
+            fix = "the weights do not belong to this config.json; fetch both again"
+            self._fail(name, f"shape {found}", f"shape {expected}", fix)
 
     def _fail(self, name: str, found: str, expected: str, fix: str) -> None:
         raise WeightsError(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from vllm_core.layers.shard import Wanted
+
     Values = NDArray[np.float32]
 
 _CHUNK_ELEMENTS = 1 << 18
@@ -64,9 +66,11 @@ def hf_name(architecture: str, name: str) -> str | None:
     return f"model.layers.{match[1]}.{layers[match[2]]}.{match[3]}"
 
 
-def iterate(header: GGUFHeader, config: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each tensor as float32, in file order. ``config`` is what `gguf_config` made of the header.
+def iterate(header: GGUFHeader, config: Mapping[str, Any], wanted: Wanted | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each tensor, or what is ``wanted`` of it, as float32, in file order.
 
+    ``config`` is what `gguf_config` made of the header. Of a cut by rows only these are read and decoded; rows of quantised
+    blocks cannot be read in part, so that a cut by columns takes them whole.
     Raises WeightsError for a tensor that the architecture does not have, or a file that became shorter.
     """
     import torch
@@ -85,19 +89,30 @@ def iterate(header: GGUFHeader, config: Mapping[str, Any]) -> Iterator[tuple[str
                     expected="tensors of that architecture",
                     fix="check that general.architecture of the file is right",
                 )
-            yield name, torch.from_numpy(_undo(architecture, info, decode(file, info), config))
+            cut = None if wanted is None else wanted(name, info.shape)
+            if cut is None:
+                yield name, torch.from_numpy(_undo(architecture, info, decode(file, info), config))
+            elif cut.dim == 0:
+                values = decode(file, info, cut.inside(info.shape))
+                yield name, cut.fill(torch.from_numpy(_undo(architecture, info, values, config)))
+            else:
+                yield name, cut.take(torch.from_numpy(_undo(architecture, info, decode(file, info), config)))
 
 
-def decode(file: BinaryIO, info: TensorInfo) -> Values:
-    """Read one tensor and decode it to float32. Raises WeightsError where the file ends before."""
+def decode(file: BinaryIO, info: TensorInfo, rows: slice | None = None) -> Values:
+    """Read one tensor, or some of its rows, and decode to float32. Raises WeightsError where the file ends before."""
     import numpy as np
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
     kind, block_elements, block_bytes = GGML_TYPES[info.ggml_type]
-    out = np.empty(info.shape, dtype=np.float32)
+    shape, offset = info.shape, info.offset
+    if rows is not None:
+        shape = (rows.stop - rows.start, *info.shape[1:])
+        offset += info.size_bytes // info.shape[0] * rows.start
+    out = np.empty(shape, dtype=np.float32)
     flat = out.reshape(-1)
-    file.seek(info.offset)
+    file.seek(offset)
     for start in range(0, flat.size, _CHUNK_ELEMENTS):
         target = flat[start : start + _CHUNK_ELEMENTS]
         size_bytes = target.size // block_elements * block_bytes
@@ -121,15 +136,17 @@ def _undo(architecture: str, info: TensorInfo, values: Values, config: Mapping[s
         values -= 1
         return values
     if architecture == "llama" and ".attn_q." in info.name:
-        return _unpair(values, config["num_attention_heads"], info.name)
+        return _unpair(values, info.shape[0], config["num_attention_heads"], info.name)
     if architecture == "llama" and ".attn_k." in info.name:
-        return _unpair(values, config["num_key_value_heads"], info.name)
+        return _unpair(values, info.shape[0], config["num_key_value_heads"], info.name)
     return values
 
 
-def _unpair(values: Values, num_heads: int, name: str) -> Values:
-    """Rows of each head from rotary pairs (x0, y0, x1, y1, ...) to halves (x0, x1, ..., y0, y1, ...)."""
-    rows = values.shape[0]
+def _unpair(values: Values, rows: int, num_heads: int, name: str) -> Values:
+    """Rows of each head from rotary pairs (x0, y0, x1, y1, ...) to halves (x0, x1, ..., y0, y1, ...).
+
+    ``values`` are some heads of a tensor that has ``rows`` rows and ``num_heads`` heads in all.
+    """
     if rows % (2 * num_heads):
         raise WeightsError(
             "Tensor has a wrong shape",
@@ -138,6 +155,6 @@ def _unpair(values: Values, num_heads: int, name: str) -> Values:
             expected=f"a multiple of {2 * num_heads}, for {num_heads} heads",
             fix="check that the file's metadata belongs to its tensors",
         )
-    paired = values.reshape(num_heads, rows // num_heads // 2, 2, -1)
+    paired = values.reshape(len(values) * num_heads // rows, rows // num_heads // 2, 2, *values.shape[1:])
     halves: Values = paired.swapaxes(1, 2).reshape(values.shape)
     return halves

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_core.errors import WeightsError
 from vllm_core.loader.json_files import read_object
 
 if TYPE_CHECKING:
     import torch
+
+    from vllm_core.layers.shard import Wanted
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -36,16 +38,19 @@ def find(folder: Path) -> dict[str, list[str] | None]:
     )
 
 
-def iterate(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor in file order, in its own dtype. Raises WeightsError for a damaged file or a missing tensor."""
+def iterate(folder: Path, wanted: Wanted | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor, or what is ``wanted`` of it, in file order, in its own dtype.
+
+    Raises WeightsError for a damaged file or a missing tensor.
+    """
     from safetensors import SafetensorError, safe_open
 
-    for name, wanted in find(folder).items():
+    for name, chosen in find(folder).items():
         path = folder / name
         try:
             with safe_open(path, framework="pt") as file:
-                for key in _present(path, file.offset_keys(), wanted):
-                    yield key, file.get_tensor(key)
+                for key in _present(path, file.offset_keys(), chosen):
+                    yield key, file.get_tensor(key) if wanted is None else _read(file, key, wanted)
         except SafetensorError as cause:
             raise WeightsError(
                 "Weights cannot be read",
@@ -54,6 +59,16 @@ def iterate(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 expected="a whole safetensors file",
                 fix="fetch the file again",
             ) from cause
+
+
+def _read(file: Any, key: str, wanted: Wanted) -> torch.Tensor:
+    part = file.get_slice(key)
+    shape = tuple(part.get_shape())
+    cut = wanted(key, shape)
+    if cut is None:
+        whole: torch.Tensor = file.get_tensor(key)
+        return whole
+    return cut.fill(part[(slice(None),) * cut.dim + (cut.inside(shape),)])
 
 
 def _present(path: Path, keys: list[str], wanted: list[str] | None) -> list[str]:

@@ -19,6 +19,7 @@ from vllm_core.loader.json_files import read_object, read_optional
 if TYPE_CHECKING:
     import torch
 
+    from vllm_core.layers.shard import Wanted
     from vllm_core.loader.tokenizer import Tokenizer
 
 _POOLING = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
@@ -43,18 +44,19 @@ class ModelSource:
     _tokenizer_path: Path | None = None
     _chat_template: str | None = field(default=None, repr=False)
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tensors under their Hugging Face names, one at a time, in file order.
+    def weights(self, wanted: Wanted | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors under their Hugging Face names, one at a time, in file order; of each what is ``wanted``.
 
-        Safetensors keep their dtype; GGUF gives float32. Raises WeightsError.
+        Only that is read, where it lies together in the file. Safetensors keep their dtype; GGUF gives float32. Raises
+        WeightsError.
         """
         if self._header is not None:
             from vllm_core.loader import gguf_weights
 
-            return gguf_weights.iterate(self._header, self.config)
+            return gguf_weights.iterate(self._header, self.config, wanted)
         from vllm_core.loader import safetensors_files
 
-        return safetensors_files.iterate(self.path if self._repository is None else self._repository.weights())
+        return safetensors_files.iterate(self.path if self._repository is None else self._repository.weights(), wanted)
 
     @property
     def has_tokenizer(self) -> bool:

@@ -11,6 +11,7 @@ from vllm_core.api import Device, StepInputs
 from vllm_core.layers.decoder import Decoder
 from vllm_core.layers.encoder import Encoder
 from vllm_core.layers.linear import BoundOps
+from vllm_core.layers.shard import ALONE, Cut, Shard
 from vllm_core.models import null
 from vllm_core.models.spec import ModelSpec
 
@@ -18,10 +19,16 @@ from vllm_core.models.spec import ModelSpec
 class Model(Protocol):
     """What the engine asks of a model. Called from the engine's thread."""
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take the weights: (checkpoint name, host tensor) in any order, read once. Raises WeightsError."""
+    def wanted(self, name: str, shape: tuple[int, ...]) -> Cut | None:
+        """What is needed of a checkpoint tensor, asked before it is read; None is all of it. Raises WeightsError."""
 
-    def load_dummy(self, seed: int) -> None:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take the weights: (checkpoint name, host tensor) in any order, whole or as `wanted`, read once.
+
+        Raises WeightsError.
+        """
+
+    def load_dummy(self, seed: int, bound: float | None = None) -> None:
         """Draw random weights that depend on ``seed`` and their names alone."""
 
     def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
@@ -34,13 +41,24 @@ class Model(Protocol):
         """Write float32 [R, V] from hidden rows [R, H]. Generating models only."""
 
 
-def build_model(spec: ModelSpec, device: Device, ops: BoundOps, *, max_tokens: int, max_model_len: int | None = None) -> Model:
+def build_model(
+    spec: ModelSpec,
+    device: Device,
+    ops: BoundOps,
+    *,
+    max_tokens: int,
+    max_model_len: int | None = None,
+    shard: Shard = ALONE,
+    max_rows: int | None = None,
+) -> Model:
     """Build the model and allocate its workspace for steps of up to ``max_tokens`` tokens; weights come after.
 
-    ``max_model_len`` is the longest sequence in tokens; rotary tables are made for it. Raises MemoryBudgetError.
+    ``max_model_len`` is the longest sequence in tokens; rotary tables are made for it. ``shard`` says which part of the
+    model this worker computes, ``max_rows`` how many rows logits are asked for at once. Raises MemoryBudgetError.
     """
     if spec.architecture in null.ARCHITECTURES:
         return null.NullModel(spec, device, max_tokens=max_tokens)
     if spec.kind == "encoder":
-        return Encoder(spec, device, ops, max_tokens=max_tokens)
-    return Decoder(spec, device, ops, max_tokens=max_tokens, max_model_len=max_model_len or spec.max_position)
+        return Encoder(spec, device, ops, max_tokens=max_tokens, shard=shard)
+    length = max_model_len or spec.max_position
+    return Decoder(spec, device, ops, max_tokens=max_tokens, max_model_len=length, shard=shard, max_rows=max_rows)

@@ -29,7 +29,7 @@ def describe(config: Mapping[str, Any], *, dtype: str, pooling: str | None) -> M
         vocab_size=fields.integer("vocab_size", 8, least=TOKEN + 1),
         hidden_size=8,
         intermediate_size=8,
-        num_heads=1,
+        num_heads=8,
         num_kv_heads=1,
         head_size=8,
         max_position=fields.integer("max_position_embeddings", 131072),
@@ -47,10 +47,13 @@ class NullModel:
         self._whole = device.allocate("workspace", (max_tokens, spec.hidden_size), TORCH_DTYPES[spec.dtype])
         self._hidden, self._num_tokens = self._whole, max_tokens
 
+    def wanted(self, name: str, shape: tuple[int, ...]) -> None:
+        """Nothing is read, so nothing is cut."""
+
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """There are no weights: whatever the checkpoint holds is not read."""
 
-    def load_dummy(self, seed: int) -> None:
+    def load_dummy(self, seed: int, bound: float | None = None) -> None:
         """There are no weights."""
 
     def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:

@@ -7,11 +7,12 @@ KV groups are derived from it, and `platforms explain` plans with it for machine
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from vllm_core.api import CallSite, KVGroupSpec
 from vllm_core.api.ops import family_of
+from vllm_core.errors import ConfigError
 
 Pooling: TypeAlias = Literal["mean", "cls", "last"]
 
@@ -43,6 +44,7 @@ class ModelSpec:
     normed before it is added (Gemma). `post_norm`: norms follow the residual add (BERT).
     `extended_position` is how far dynamic NTK scaling reaches beyond `max_position`, in tokens. A user has to ask for
     more than `max_position`, because one rotary table serves all sequences: a longer context changes short ones too.
+    `workers` is by how many devices each layer is shared: heads and inner sizes are then those of one worker.
     """
 
     architecture: str
@@ -78,6 +80,43 @@ class ModelSpec:
     normalize_pooled: bool = True
     weight_prefix: str = "model."
     extended_position: int | None = None
+    workers: int = 1
+
+    def shard(self, workers: int) -> ModelSpec:
+        """What one of ``workers`` computes: its query heads, the KV heads that they read, its part of the MLP.
+
+        With more workers than KV heads each KV head is kept by several. Raises ConfigError where the sizes do not divide.
+        """
+        if workers == 1:
+            return self
+        if not self._divides(workers):
+            raise self._not_shared(workers)
+        return replace(
+            self,
+            num_heads=self.num_heads // workers,
+            num_kv_heads=max(1, self.num_kv_heads // workers),
+            intermediate_size=self.intermediate_size // workers,
+            workers=workers,
+        )
+
+    def _not_shared(self, workers: int) -> ConfigError:
+        fitting = [str(count) for count in range(1, self.num_heads + 1) if self._divides(count)]
+        return ConfigError(
+            "Model cannot be shared by this many workers",
+            on=f"{self.architecture}, tensor_parallel_size {workers}",
+            found=f"{self.num_heads} attention heads, {self.num_kv_heads} KV heads, {self.intermediate_size} inner features",
+            expected=f"heads and inner features that {workers} workers can share equally",
+            fix=f"--tensor-parallel-size {', '.join(fitting)}",
+        )
+
+    def _divides(self, workers: int) -> bool:
+        kv = self.num_kv_heads
+        return not (self.num_heads % workers or self.intermediate_size % workers or (kv % workers and workers % kv))
+
+    @property
+    def is_fused_around_linear(self) -> bool:
+        """Whether nothing but a norm lies before a layer's products, and nothing but the residual add behind them."""
+        return self.kind == "decoder" and self.norm == "rms" and self.gated and not self.sandwich_norms and self.workers == 1
 
     @property
     def scale(self) -> float:
@@ -108,7 +147,8 @@ class ModelSpec:
 
     def call_sites(self, kv_dtype: str, tokens_per_block: int | None = None) -> tuple[CallSite, ...]:
         """Every place that calls an op, by role; layers with equal needs share one."""
-        sites = [CallSite(op=op, role=role, dtype=self.dtype) for op, role in self._plain_sites()]
+        plain = [*self._plain_sites(), *self._shared_sites()]
+        sites = [CallSite(op=op, role=role, dtype=self.dtype) for op, role in plain]
         interleaved = any(layer.rope is not None and layer.rope.interleaved for layer in self.layers)
         rope = frozenset({"interleaved"}) if interleaved else frozenset[str]()
         if any(layer.rope is not None for layer in self.layers):
@@ -133,6 +173,12 @@ class ModelSpec:
             )
         return tuple(sites)
 
+    def _shared_sites(self) -> tuple[tuple[str, str], ...]:
+        """What workers that share a model call beside the rest."""
+        if self.workers == 1:
+            return ()
+        return ("embedding_shard", "embedding"), *((op, "comm") for op in family_of("all_reduce"))
+
     def _plain_sites(self) -> tuple[tuple[str, str], ...]:
         sites = [("embedding", "embedding"), ("linear_pack", "linear"), ("linear", "linear"), ("gather_rows", "tail")]
         if self.norm == "rms":
@@ -140,6 +186,8 @@ class ModelSpec:
         else:
             sites += [("layer_norm", "norm")]
         sites.append(("add", "residual"))
+        if self.is_fused_around_linear:
+            sites += [(op, "linear") for op in ("linear_add", "rms_norm_linear", "rms_norm_gated_linear")]
         sites.append(("gated_activation", "mlp") if self.gated else ("activation", "mlp"))
         if self.kind == "encoder":
             sites.append(("encoder_attention", "attention"))

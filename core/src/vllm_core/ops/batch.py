@@ -119,3 +119,4 @@ def advance(state: BatchState, inputs: StepInputs, tokens: Tensor) -> None:
     slots = inputs.sample_slots[: len(tokens)]
     end = state.computed[slots].long()
     _put(state.tokens, state.num_slots, end < state.tokens.shape[1], slots, end, tokens[:, 0])
+    state.computed[state.num_slots :].zero_()

@@ -1,4 +1,8 @@
-"""Input generators of the batch state and of what reads it: random states, and steps packed as the engine packs them."""
+"""Input generators of the batch state and of what reads it: random states, and steps packed as the engine packs them.
+
+Classes: ``decode`` schedules one token of requests admitted before and admits nobody, ``chunks`` ends no prompt and so
+samples nothing, ``ties`` has logits of few values, ``wide_vocab`` a vocabulary as large models have it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,11 @@ from vllm_core.api import batch as layout
 from vllm_core.api.batch import BatchState
 
 BATCH_CLASSES = ("one_token", "one_sequence", "mixed", "long")
-_ROWS = {"one_token": 1, "one_sequence": 1, "mixed": 7, "long": 40}
-_VOCAB = {"one_token": 97, "one_sequence": 1000, "mixed": 300, "long": 5000}
+STEP_CLASSES = (*BATCH_CLASSES, "decode", "chunks")
+TAIL_CLASSES = (*BATCH_CLASSES, "ties", "wide_vocab")
+_ROWS = {"one_token": 1, "one_sequence": 1, "mixed": 7, "long": 40, "decode": 12, "chunks": 5, "ties": 12, "wide_vocab": 3}
+_VOCAB = {"one_token": 97, "one_sequence": 1000, "long": 5000, "wide_vocab": 151_936}
+_SMALL_VOCAB = 300
 _MAX_LEN, _SIZES = 96, (4, 8)
 _BITS = (
     layout.F_RANDOM,
@@ -73,11 +80,12 @@ def empty_state(num_slots: int) -> BatchState:
 
 
 class StepRecipe:
-    """A step being packed: every slot of a random choice is admitted and scheduled."""
+    """A step being packed: every slot of a random choice is admitted and scheduled; admitted before, in ``decode``."""
 
     def __init__(self, seed: int, shape_class: str) -> None:
         self.random = _Random(seed)
-        self.vocab = _VOCAB[shape_class]
+        self.vocab = _VOCAB.get(shape_class, _SMALL_VOCAB)
+        self.shape_class = shape_class
         self.num_slots = _ROWS[shape_class] + 3
         self.admits: list[list[int]] = []
         self.tokens: list[int] = []
@@ -86,14 +94,32 @@ class StepRecipe:
         self.steps: list[list[int]] = []
         self.max_seq = 0
         for number, slot in enumerate(self.random.slots(_ROWS[shape_class], self.num_slots)):
-            self._admit(slot, _BITS[(number + seed) % len(_BITS)], whole=shape_class == "one_sequence")
+            self._admit(slot, _BITS[(number + seed) % len(_BITS)])
 
-    def _admit(self, slot: int, features: int, *, whole: bool) -> None:
+    def _lengths(self) -> tuple[int, int, int]:
+        """Known tokens, computed ones, and those of the step."""
         r = self.random
-        known = r.integer(2, _MAX_LEN) if whole else r.integer(1, _MAX_LEN)
-        decoding = r.fraction() < 0.6 and not whole
-        computed = known - 1 if decoding else r.integer(0, known)
-        count = known - computed if whole or decoding else r.integer(1, known - computed + 1)
+        match self.shape_class:
+            case "one_sequence":
+                known = r.integer(2, _MAX_LEN)
+                computed = r.integer(0, known)
+                return known, computed, known - computed
+            case "decode":
+                known = r.integer(1, _MAX_LEN)
+                return known, known - 1, 1
+            case "chunks":
+                known = r.integer(3, _MAX_LEN)
+                computed = r.integer(0, known - 1)
+                return known, computed, r.integer(1, known - computed)
+        known = r.integer(1, _MAX_LEN)
+        if r.fraction() < 0.6:
+            return known, known - 1, 1
+        computed = r.integer(0, known)
+        return known, computed, r.integer(1, known - computed + 1)
+
+    def _admit(self, slot: int, features: int) -> None:
+        r = self.random
+        known, computed, count = self._lengths()
         words = r.tokens(known, self.vocab)
         record = [0] * layout.ADMIT_WORDS
         record[layout.A_SLOT], record[layout.A_NUM_KNOWN], record[layout.A_NUM_COMPUTED] = slot, known, computed
@@ -136,11 +162,13 @@ class StepRecipe:
         record[layout.A_NUM_BAD] = len(ragged)
         self.extras += [[layout.E_BAD_WORD, slot, i, value, 0] for i, value in enumerate(ragged)]
 
-    def packed(self) -> Tensor:
-        """int32 [W]."""
+    def packed(self, *, decode: bool = False) -> Tensor:
+        """int32 [W]; without what was admitted before, and with a block for the last row, where it is a ``decode``."""
         header = [0] * layout.HEADER_WORDS
         header[layout.H_VERSION] = layout.LAYOUT_VERSION
         sections = (self.admits, [[token] for token in self.tokens], self.blocks, self.extras, self.steps)
+        if decode:
+            sections = ([], [], self.blocks[-1:], [], self.steps)
         header[layout.H_ADMITTED : layout.H_SCHEDULED + 1] = [len(section) for section in sections]
         counts = [step[1] for step in self.steps]
         header[layout.H_NUM_TOKENS], header[layout.H_MAX_QUERY] = sum(counts), max(counts)
@@ -150,15 +178,15 @@ class StepRecipe:
 
     def arguments(self) -> tuple[Tensor, list[int]]:
         """The packed buffer, and its header on the host."""
-        packed = self.packed()
+        packed = self.packed(decode=self.shape_class == "decode")
         return packed, packed[: layout.HEADER_WORDS].tolist()
 
     def state(self) -> BatchState:
         """A state to which the step has been applied."""
         from vllm_core.ops.batch import batch_update as apply
 
-        state = empty_state(self.num_slots)
-        apply(state, *self.arguments())
+        state, packed = empty_state(self.num_slots), self.packed()
+        apply(state, packed, packed[: layout.HEADER_WORDS].tolist())
         return state
 
 
@@ -207,6 +235,8 @@ def sample(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     step = StepRecipe(seed, shape_class)
     state, slots, lengths, features = _rows(step)
     logits = step.random.normal(len(slots), step.vocab) * 3
+    if shape_class == "ties":
+        logits = logits.round()
     if seed % 5 == 4:
         logits[-1, seed % step.vocab] = (float("nan"), float("inf"))[seed // 5 % 2]
     tokens = torch.zeros(len(slots), 1, dtype=torch.int32)

@@ -1,6 +1,7 @@
 """References: the family ``comm`` over torch.distributed.
 
-Handle 0 is the group of this rank alone: every op is the identity. Other handles come from `register`.
+Handle 0 is the group of this rank alone: every op is the identity. Others are those of communicators that show their
+process group (`adopt`), or come from `register`.
 """
 
 from __future__ import annotations
@@ -8,30 +9,45 @@ from __future__ import annotations
 import torch
 from torch import Tensor, distributed
 
+from vllm_core.errors import UnsupportedError
+from vllm_core.ops.norm import add_rms_norm
+
 ALONE = 0
-_groups: list[distributed.ProcessGroup | None] = [None]
+_groups: dict[int, distributed.ProcessGroup] = {}
+
+
+def adopt(handle: int, group: distributed.ProcessGroup) -> None:
+    """Let the references of this process find ``group`` under a communicator's handle."""
+    _groups[handle] = group
+
+
+def forget(handle: int) -> None:
+    """Drop a group whose communicator was closed; an unknown one is no error."""
+    _groups.pop(handle, None)
 
 
 def register(group: distributed.ProcessGroup) -> int:
-    """Return a handle for ``group``, valid in this process."""
-    _groups.append(group)
-    return len(_groups) - 1
+    """Return a fresh handle for ``group``, valid in this process."""
+    handle = max(_groups, default=ALONE) + 1
+    adopt(handle, group)
+    return handle
 
 
 def all_reduce(x: Tensor, group: int) -> None:
     """``x`` = sum over ranks."""
     if group != ALONE:
-        distributed.all_reduce(x, group=_groups[group])
+        _find(group).allreduce([x]).wait()
 
 
 def all_gather(out: Tensor, x: Tensor, group: int) -> None:
-    """``out`` = concatenation over ranks along the last dimension."""
+    """``out`` = concatenation over ranks along the last dimension, cut to its width."""
     if group == ALONE:
-        out.copy_(x)
+        out.copy_(x[:, : out.shape[1]])
         return
-    parts = [torch.empty_like(x) for _ in range(distributed.get_world_size(_groups[group]))]
-    distributed.all_gather(parts, x.contiguous(), group=_groups[group])
-    torch.cat(parts, dim=-1, out=out)
+    found = _find(group)
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(found.size())]
+    found.allgather([parts], [x.contiguous()]).wait()
+    out.copy_(torch.cat(parts, dim=-1)[:, : out.shape[1]])
 
 
 def reduce_scatter(out: Tensor, x: Tensor, group: int) -> None:
@@ -39,7 +55,26 @@ def reduce_scatter(out: Tensor, x: Tensor, group: int) -> None:
     if group == ALONE:
         out.copy_(x)
         return
-    total = x.clone()
-    distributed.all_reduce(total, group=_groups[group])
-    rank = distributed.get_rank(_groups[group])
-    out.copy_(total[rank * out.shape[0] : (rank + 1) * out.shape[0]])
+    found, total = _find(group), x.clone()
+    found.allreduce([total]).wait()
+    begin = found.rank() * out.shape[0]
+    out.copy_(total[begin : begin + out.shape[0]])
+
+
+def all_reduce_add_rms_norm(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float, group: int) -> None:
+    """The decomposition: `all_reduce`, then `add_rms_norm`."""
+    all_reduce(x, group)
+    add_rms_norm(out, residual, x, weight, eps)
+
+
+def _find(handle: int) -> distributed.ProcessGroup:
+    group = _groups.get(handle)
+    if group is None:
+        raise UnsupportedError(
+            "Communicator has no process group",
+            on=f"references of the family comm, handle {handle}",
+            found="a communicator of the platform's own kind",
+            expected="one that shows a torch.distributed process group",
+            fix="use the platform's own ops of this family: no --provider for them",
+        )
+    return group

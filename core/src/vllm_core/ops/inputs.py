@@ -2,7 +2,7 @@
 
 Used by plugins' tests and by the conformance suite. `SHAPE_CLASSES` says which classes an op has. Two values are
 private to a provider and therefore described: a harness turns `Weight` into the provider's packed form, and
-`KVContent` into its blocks (`vllm_core.ops.check` does).
+`KVContent` into its blocks (`vllm_core.ops.check` does). Names of shape classes may carry options (`vllm_core.ops.classes`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from vllm_core.ops.batch_inputs import (
-    BATCH_CLASSES,
+    STEP_CLASSES,
+    TAIL_CLASSES,
     advance,
     batch_update,
     build_step,
@@ -26,8 +27,8 @@ from vllm_core.ops.shapes import CLASSES, ENCODER_CLASSES, KV_CLASSES, Shape, sh
 
 __all__ = ["SHAPE_CLASSES", "KVContent", "Weight", "advance", "batch_update", "build_step", "logit_adjust", "sample"]
 
-_VOCAB = 199
-_LIMIT_ROWS = 4096
+KV_DTYPES = {**TORCH_DTYPES, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+"""Dtypes of KV caches that hold plain values; of others, such as int8 with scales, only the provider knows the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,16 @@ def _like(tensor: Tensor) -> Tensor:
 def embedding(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """Rows of a table, with a factor."""
     shape, g = shape_of(shape_class), _generator(seed)
-    weight = _normal(g, dtype, _VOCAB, shape.hidden)
-    ids = torch.randint(0, _VOCAB, (shape.num_tokens,), generator=g, dtype=torch.int32)
+    weight = _normal(g, dtype, shape.vocab, shape.hidden)
+    ids = torch.randint(0, shape.vocab, (shape.num_tokens,), generator=g, dtype=torch.int32)
     return weight.new_zeros(shape.num_tokens, shape.hidden), ids, weight, 1.5
+
+
+def embedding_shard(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """The middle third of the table: some ids are before it, some behind."""
+    out, ids, weight, scale = embedding(dtype, seed, shape_class)
+    third = len(weight) // 3
+    return out, ids, weight[third : 2 * third].contiguous(), third, scale
 
 
 def gather_rows(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
@@ -108,10 +116,11 @@ def _table(positions: int, rotary_dim: int) -> Tensor:
 def rotary_embedding(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """Odd seeds rotate half of each head, and seeds 2 and 3 of four are interleaved."""
     shape, g = shape_of(shape_class), _generator(seed)
+    variant = shape.variant_of(seed, dtype)
     q = _normal(g, dtype, shape.num_tokens, shape.num_heads, shape.head_size)
     k = _normal(g, dtype, shape.num_tokens, shape.num_kv_heads, shape.head_size)
-    rotary = shape.head_size // 2 if seed % 2 else shape.head_size
-    return q, k, shape.positions, _table(shape.max_seq_len, rotary // 2 * 2), seed % 4 >= 2
+    rotary = shape.head_size // 2 if variant.partial else shape.head_size
+    return q, k, shape.positions, _table(shape.max_seq_len, rotary // 2 * 2), variant.interleaved
 
 
 def gated_activation(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
@@ -130,7 +139,8 @@ def activation(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
 
 def soft_cap(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """float32 logits well beyond the cap."""
-    return _normal(_generator(seed), "float32", shape_of(shape_class).num_tokens, _VOCAB) * 50, 30.0
+    shape = shape_of(shape_class)
+    return _normal(_generator(seed), "float32", shape.num_tokens, shape.vocab) * 50, 30.0
 
 
 def linear_pack(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
@@ -140,48 +150,89 @@ def linear_pack(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
 
 
 def linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
-    """A product whose results are about 1; odd seeds have a bias, and sizes are no multiples of a tile."""
+    """A product whose results are about 1; odd seeds have a bias, and sizes are no multiples of a tile.
+
+    The variant ``wide`` has an output in float32, as logits have.
+    """
     shape, g = shape_of(shape_class), _generator(seed)
     inputs, outputs = shape.hidden, 3 * shape.hidden // 2 + 5
     x = _normal(g, dtype, shape.num_tokens, inputs)
     weight = _normal(g, dtype, outputs, inputs, scale=inputs**-0.5)
     bias = _normal(g, dtype, outputs) if seed % 2 else None
-    return x.new_zeros(shape.num_tokens, outputs), x, Weight(weight, bias)
+    wide = shape.variant_of(seed, dtype).wide
+    out = torch.zeros(shape.num_tokens, outputs, dtype=torch.float32 if wide else x.dtype)
+    return out, x, Weight(weight, bias)
 
 
-def _content(shape: Shape, dtype: str, g: torch.Generator, *, empty: bool = False) -> KVContent:
-    size = (shape.num_blocks, 2, shape.tokens_per_block, shape.num_kv_heads, shape.head_size)
-    blocks = torch.zeros(size) if empty else torch.randn(size, generator=g)
-    return KVContent(blocks.to(TORCH_DTYPES[dtype]).float(), dtype)
+def linear_add(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """A product added to a residual of about 1."""
+    out, x, weight = linear(dtype, seed, f"{shape_class}/plain")
+    return _normal(_generator(seed + 1), dtype, *out.shape), _like(out), x, weight
+
+
+def rms_norm_linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """A product of normed rows."""
+    out, x, weight = linear(dtype, seed, f"{shape_class}/plain")
+    norm = torch.rand(x.shape[1], generator=_generator(seed + 1)) + 0.5
+    return out, _like(x), x, norm, 1e-6, weight
+
+
+def rms_norm_gated_linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """The first half of a gated MLP; the seed turns the activation."""
+    shape, g = shape_of(shape_class), _generator(seed)
+    inputs, outputs = shape.hidden, shape.hidden // 2 + 3
+    x = _normal(g, dtype, shape.num_tokens, inputs)
+    weight = _normal(g, dtype, 2 * outputs, inputs, scale=inputs**-0.5)
+    bias = _normal(g, dtype, 2 * outputs) if seed % 2 else None
+    out = torch.zeros(shape.num_tokens, outputs, dtype=x.dtype)
+    wide = torch.zeros(shape.num_tokens, 2 * outputs, dtype=x.dtype)
+    norm = torch.rand(inputs, generator=g) + 0.5
+    return out, wide, _like(x), x, norm, 1e-6, Weight(weight, bias), ("silu", "gelu", "gelu_tanh")[seed % 3]
+
+
+def _content(shape: Shape, dtype: str, g: torch.Generator, unseen: Tensor | None = None) -> KVContent:
+    """Random blocks; NaN in the slots that ``unseen`` [num_blocks * tokens_per_block] marks."""
+    blocks = torch.randn(shape.num_blocks, 2, shape.tokens_per_block, shape.num_kv_heads, shape.head_size, generator=g)
+    if unseen is not None:
+        blocks[unseen.view(shape.num_blocks, 1, -1).expand(-1, 2, -1)] = float("nan")
+    return KVContent(blocks.to(KV_DTYPES[dtype]).float() if dtype in KV_DTYPES else blocks, dtype)
 
 
 def kv_bind(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """Zeroed memory; its bytes per block are those of the reference layout, a harness takes the provider's."""
     shape = shape_of(shape_class)
-    item = TORCH_DTYPES[dtype].itemsize
+    dtype = shape.variant_of(seed, dtype).kv_dtype or dtype
+    item = KV_DTYPES[dtype].itemsize if dtype in KV_DTYPES else 1
     block_bytes = 2 * shape.tokens_per_block * shape.num_kv_heads * shape.head_size * item
     memory = torch.zeros(shape.num_blocks, block_bytes, dtype=torch.uint8)
     return memory, shape.num_kv_heads, shape.head_size, dtype, shape.tokens_per_block
 
 
 def kv_write(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
-    """The step's tokens into blocks that hold something already."""
+    """The step's tokens into blocks that hold something already; a KV dtype of its own where the class names one."""
     shape, g = shape_of(shape_class), _generator(seed)
     k, v = (_normal(g, dtype, shape.num_tokens, shape.num_kv_heads, shape.head_size) for _ in range(2))
-    return _content(shape, dtype, g), k, v, shape.slot_mapping
+    return _content(shape, _kv_dtype(shape, dtype), g), k, v, shape.slot_mapping
+
+
+def _kv_dtype(shape: Shape, dtype: str) -> str:
+    return (shape.variant.kv_dtype if shape.variant is not None else None) or dtype
 
 
 def paged_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
-    """Seeds 1 and 3 of four have a window, 2 and 3 a soft cap; seeds from 4 on another KV dtype."""
+    """Seeds 1 and 3 of four have a window, 2 and 3 a soft cap; seeds from 4 on another KV dtype.
+
+    The variant ``rest`` has NaN in every slot that no query may see, and the null block behind the window.
+    """
     shape, g = shape_of(shape_class), _generator(seed)
+    variant = shape.variant_of(seed, dtype)
     q = _normal(g, dtype, shape.num_tokens, shape.num_heads, shape.head_size)
-    kv_dtype = dtype if seed % 8 < 4 else ("bfloat16" if dtype == "float32" else "float32")
-    window = max(1, shape.max_seq_len // 3) if seed % 2 else 0
-    cap = 3.0 if seed % 4 >= 2 else 0.0
-    lengths = shape.max_query_len, shape.max_seq_len
-    scale = shape.head_size**-0.5
-    content = _content(shape, kv_dtype, g)
-    return _like(q), q, content, shape.query_start, shape.seq_lens, shape.block_table, *lengths, scale, window, cap
+    window, cap = shape.window_of(variant.window), 3.0 if variant.cap else 0.0
+    unseen = ~shape.visible(window) if variant.rest else None
+    content = _content(shape, variant.kv_dtype or dtype, g, unseen)
+    table = shape.behind(window) if variant.rest else shape.block_table
+    lengths, scale = (shape.max_query_len, shape.max_seq_len), shape.head_size**-0.5
+    return _like(q), q, content, shape.query_start, shape.seq_lens, table, *lengths, scale, window, cap
 
 
 def kv_copy(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
@@ -189,7 +240,7 @@ def kv_copy(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     shape, g = shape_of(shape_class), _generator(seed)
     order = torch.randperm(shape.num_blocks, generator=g)
     half = shape.num_blocks // 2
-    return _content(shape, dtype, g), order[:half], order[half : 2 * half]
+    return _content(shape, _kv_dtype(shape, dtype), g), order[:half], order[half : 2 * half]
 
 
 def kv_export(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
@@ -232,15 +283,16 @@ def grammar_mask(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """Every other row is masked; bit 31 is used."""
     shape, g = shape_of(shape_class), _generator(seed)
     rows = torch.arange(0, len(shape.seq_lens), 2)
-    words = torch.randint(-(2**31), 2**31, (len(rows), -(-_VOCAB // 32)), generator=g).int()
-    return torch.randn(len(shape.seq_lens), _VOCAB, generator=g), words, rows
+    words = torch.randint(-(2**31), 2**31, (len(rows), -(-shape.vocab // 32)), generator=g).int()
+    return torch.randn(len(shape.seq_lens), shape.vocab, generator=g), words, rows
 
 
 def log_probabilities(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """The number of largest ones goes with the seed."""
-    rows, g = len(shape_of(shape_class).seq_lens), _generator(seed)
-    tokens = torch.randint(0, _VOCAB, (rows,), generator=g)
-    return torch.randn(rows, _VOCAB, generator=g) * 4, tokens, seed % 6
+    shape, g = shape_of(shape_class), _generator(seed)
+    rows = len(shape.rows)
+    tokens = torch.randint(0, shape.vocab, (rows,), generator=g)
+    return torch.randn(rows, shape.vocab, generator=g) * 4, tokens, seed % 6
 
 
 def all_reduce(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
@@ -258,20 +310,28 @@ def reduce_scatter(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     return *rms_norm(dtype, seed, shape_class)[:2], 0
 
 
+def all_reduce_add_rms_norm(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """On the group of this rank alone."""
+    return *add_rms_norm(dtype, seed, shape_class), 0
+
+
 SHAPE_CLASSES: dict[str, tuple[str, ...]] = {
     name: ENCODER_CLASSES
     if name in ("encoder_attention", "pool")
     else KV_CLASSES
     if name.startswith("kv_") or name in ("paged_attention", "qk_norm_rope_kv_write", "gather_rows", "log_probabilities")
-    else BATCH_CLASSES
-    if name in ("batch_update", "build_step", "advance", "logit_adjust", "sample")
+    else STEP_CLASSES
+    if name in ("batch_update", "build_step", "advance")
+    else TAIL_CLASSES
+    if name in ("logit_adjust", "sample")
     else CLASSES
     for name in (
         *("embedding", "gather_rows", "add", "rms_norm", "add_rms_norm", "layer_norm", "rotary_embedding"),
         *("gated_activation", "activation", "linear_pack", "linear", "kv_bind", "kv_write", "paged_attention", "kv_copy"),
+        *("linear_add", "rms_norm_linear", "rms_norm_gated_linear"),
         *("kv_export", "kv_import", "qk_norm_rope_kv_write", "encoder_attention", "pool", "batch_update", "build_step"),
         *("advance", "logit_adjust", "grammar_mask", "sample", "log_probabilities", "all_reduce", "all_gather"),
-        *("reduce_scatter", "soft_cap"),
+        *("reduce_scatter", "all_reduce_add_rms_norm", "embedding_shard", "soft_cap"),
     )
 }
 """Shape classes of each op."""

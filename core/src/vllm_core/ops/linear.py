@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vllm_core.ops.activation import gated_activation
+from vllm_core.ops.norm import rms_norm
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -33,3 +36,23 @@ def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
     torch.mm(x.to(out.dtype), weight.weight.t().to(out.dtype), out=out)
     if weight.bias is not None:
         out.add_(weight.bias)
+
+
+def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed) -> None:
+    """``residual += linear(x)``: the decomposition."""
+    linear(delta, x, weight)
+    residual.add_(delta)
+
+
+def rms_norm_linear(out: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: float, weight: Packed) -> None:
+    """``out = linear(rms_norm(x))``: the decomposition."""
+    rms_norm(normed, x, norm, eps)
+    linear(out, normed, weight)
+
+
+def rms_norm_gated_linear(
+    out: Tensor, wide: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: float, weight: Packed, kind: str
+) -> None:
+    """``out = gated_activation(linear(rms_norm(x)), kind)``: the decomposition."""
+    rms_norm_linear(wide, normed, x, norm, eps, weight)
+    gated_activation(out, wide, kind)

@@ -1,36 +1,20 @@
-"""Shape classes of the input generators: which sequences are in a step, and the sizes of heads and blocks."""
+"""Shape classes as tensors: what a step of these sequences gives to ops."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-# Per class: (tokens before the step, tokens of the step) of each row, query heads, KV heads, head size, block size.
-_ROWS: dict[str, tuple[tuple[tuple[int, int], ...], int, int, int, int]] = {
-    "one_token": (((0, 1),), 4, 4, 64, 16),
-    "one_sequence": (((0, 37),), 4, 4, 96, 16),
-    "block_edges": (((15, 1), (16, 1), (0, 16), (0, 17), (31, 2), (8, 8)), 4, 4, 64, 16),
-    "mixed": (((40, 1), (0, 23), (5, 9), (63, 1), (20, 1), (11, 30)), 8, 4, 128, 16),
-    "gqa": (((9, 1), (0, 5), (33, 3)), 9, 3, 80, 8),
-    "long": (((700, 1), (0, 300), (500, 40)), 4, 1, 256, 32),
-    "empty": ((), 4, 4, 64, 16),
-}
-CLASSES = tuple(_ROWS)
-KV_CLASSES = tuple(name for name in CLASSES if name != "empty")
-ENCODER_CLASSES = KV_CLASSES
+from vllm_core.ops.classes import CLASSES, ENCODER_CLASSES, KV_CLASSES, THIRD, ShapeClass, parse
+
+__all__ = ["CLASSES", "ENCODER_CLASSES", "KV_CLASSES", "Shape", "shape_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(ShapeClass):
     """One step's rows. Blocks of a row lie scattered; block 0 belongs to nobody."""
-
-    rows: tuple[tuple[int, int], ...]
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    tokens_per_block: int
 
     @property
     def num_tokens(self) -> int:
@@ -40,7 +24,7 @@ class Shape:
     @property
     def hidden(self) -> int:
         """Width of hidden states."""
-        return self.num_heads * self.head_size // 2
+        return self.width or self.num_heads * self.head_size // 2
 
     @property
     def query_start(self) -> Tensor:
@@ -82,24 +66,41 @@ class Shape:
     def block_table(self) -> Tensor:
         """int32 [S,B]; entries behind a row's end are the null block."""
         order = torch.randperm(self.num_blocks - 1, generator=torch.Generator().manual_seed(len(self.rows))) + 1
-        table = order[: len(self.rows) * self._blocks_per_row].view(len(self.rows), -1).int()
+        table = order[: len(self.rows) * self._blocks_per_row].view(len(self.rows), self._blocks_per_row).int()
         used = torch.arange(self._blocks_per_row) * self.tokens_per_block < self.seq_lens[:, None]
         return torch.where(used, table, 0)
 
     @property
     def slot_mapping(self) -> Tensor:
         """int64 [T]."""
-        table, size = self.block_table.tolist(), self.tokens_per_block
-        return torch.tensor(
-            [
-                table[row][at // size] * size + at % size
-                for row, (before, count) in enumerate(self.rows)
-                for at in range(before, before + count)
-            ],
-            dtype=torch.int64,
-        )
+        parts = [self._slots_of(row, before, before + count) for row, (before, count) in enumerate(self.rows)]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+
+    def window_of(self, window: int) -> int:
+        """A variant's window in tokens."""
+        return max(1, self.max_seq_len // 3) if window == THIRD else window
+
+    def behind(self, window: int) -> Tensor:
+        """int32 [S,B]: the block table with the null block wherever no query of the row looks any more."""
+        table, size = self.block_table, self.tokens_per_block
+        for row, (before, _) in enumerate(self.rows if window else ()):
+            table[row, : max(0, before - window + 1) // size] = 0
+        return table
+
+    def visible(self, window: int) -> Tensor:
+        """bool [num_blocks * tokens_per_block]: the slots that some query of the step may see."""
+        seen = torch.zeros(self.num_blocks * self.tokens_per_block, dtype=torch.bool)
+        for row, (before, count) in enumerate(self.rows):
+            seen[self._slots_of(row, max(0, before - window + 1) if window else 0, before + count)] = True
+        return seen
+
+    def _slots_of(self, row: int, begin: int, end: int) -> Tensor:
+        at = torch.arange(begin, end)
+        blocks = self.block_table[row].long()[at // self.tokens_per_block]
+        return blocks * self.tokens_per_block + at % self.tokens_per_block
 
 
 def shape_of(shape_class: str) -> Shape:
-    """The shape of a class. Raises KeyError for an unknown one."""
-    return Shape(*_ROWS[shape_class])
+    """The shape of a class. Raises KeyError for an unknown pattern, ValueError for an unknown option."""
+    parsed = parse(shape_class)
+    return Shape(*(getattr(parsed, field.name) for field in fields(ShapeClass)))

@@ -138,7 +138,8 @@ def check_plugins(candidates: Sequence[Candidate], failed: Sequence[Failed]) -> 
         own = [offer for offer in one.offers if offer.kind != "reference"]
         ops = {op for offer in own for op in offer.ops}
         providers = ", ".join(sorted({offer.provider for offer in own})) or "none"
-        detail = f"{one.version}, {one.manifest.support_level}, {len(one.devices)} devices, {len(ops)} ops by {providers}"
+        devices = f"{len(one.devices)} device{'' if len(one.devices) == 1 else 's'}"
+        detail = f"{one.version}, {one.manifest.support_level}, {devices}, {len(ops)} ops by {providers}"
         key = f"{one.distribution}:{one.entry_point}"
         checks.append(Check(name=key, outcome="ok" if one.devices else "skipped", detail=detail))
     checks += [Check(name=one.key, outcome="failed", detail=f"{one.stage}: {one.cause}", hint=one.fix) for one in failed]

@@ -30,12 +30,13 @@ def from_json(data: bytes) -> Plan:
 def to_text(plan: Plan, width: int = 160) -> str:
     """Summary of at most 12 lines: the log's form, and what errors carry."""
     device, graphs = plan.device, "on" if plan.graphs else "off"
+    ids = ", ".join(one.id for one in plan.devices or (device,))
     memory = f"{device.memory_bytes / 2**30:.1f} GiB {device.memory_kind}"
     lines = [
         f"model     {plan.model}: {plan.architecture}, track {plan.track}, program {plan.program}",
         f"platform  {plan.platform} ({plan.distribution} {plan.distribution_version}, {plan.support_level}): "
         f"{plan.reasons.get('platform', 'no reason given')}",
-        f"device    {device.id}: {device.name}, {device.architecture}, {memory}",
+        f"device    {ids}: {device.name}, {device.architecture}, {memory}",
         f"values    dtype {plan.dtype}, KV {plan.kv_dtype}, graphs {graphs}, tensor parallel {plan.tensor_parallel}",
         f"providers {_providers(plan)}",
     ]
@@ -91,9 +92,17 @@ def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]])
 
 def _providers(plan: Plan) -> str:
     counts = Counter((one.provider, one.kind) for one in plan.bindings)
-    parts = [f"{provider} {count} ({kind})" for (provider, kind), count in sorted(counts.items(), key=lambda item: -item[1])]
+    parts = [
+        f"{provider} {count} ({kind}{_owner(plan, provider)})"
+        for (provider, kind), count in sorted(counts.items(), key=lambda item: -item[1])
+    ]
     slow = sorted({one.op for one in plan.bindings if one.kind in ("reference", "host")})
     return ", ".join(parts) + (f"; by reference or host: {', '.join(slow)}" if slow else "")
+
+
+def _owner(plan: Plan, provider: str) -> str:
+    """Whose it is, where it is not the platform's own."""
+    return f", of {plan.owners[provider]}" if provider in plan.owners else ""
 
 
 def _groups(plan: Plan) -> list[str]:

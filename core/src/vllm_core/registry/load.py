@@ -33,7 +33,7 @@ from vllm_core.api.version import parse
 from vllm_core.errors import PluginError, VLLMCoreError, nearest
 from vllm_core.registry.discover import Found, find
 from vllm_core.registry.plan import Failed, Stage
-from vllm_core.registry.validate import check_manifest, check_offers
+from vllm_core.registry.validate import check_manifest, check_offers, check_programs
 
 if TYPE_CHECKING:
     from vllm_core.registry.plan import Plan
@@ -87,12 +87,16 @@ class Loaded:
         return patch
 
     def programs(self, device: DeviceFacts) -> tuple[ProgramOffer, ...]:
-        """The plugin's own step programs."""
-        return tuple(self._call("programs", Sequence, device=device))
+        """The plugin's own step programs, checked. Raises PluginError."""
+        programs = self._call("programs", Sequence, device=device)
+        problem = check_programs(programs)
+        if problem is not None:
+            raise self._error("programs", problem.cause, "programs of different names", problem.fix)
+        return tuple(programs)
 
-    def start(self, device: DeviceFacts) -> None:
-        """Run the start hook of an engine process."""
-        self._call("start", object, device=device)
+    def start(self, device: DeviceFacts, sharers: int = 1) -> None:
+        """Run the start hook of an engine process, one of ``sharers`` on the device."""
+        self._call("start", object, device=device, sharers=sharers)
 
     def create_device(self, facts: DeviceFacts) -> Device:
         """Open the device in this process."""
@@ -191,6 +195,10 @@ def open_platform(plan: Plan) -> Loaded:
     if found.version != plan.distribution_version:
         expected = f"version {plan.distribution_version}, for which the plan was made"
         raise PluginError("Plugin of the plan has changed", on=on, found=found.version, expected=expected, fix=fix)
+    installed = {f"{one.distribution} {one.version}" for one in find()}
+    for owner in sorted(set(plan.owners.values()) - installed):
+        expected = f"{owner}, whose ops the plan has"
+        raise PluginError("Plugin of the plan has changed", on=owner, found="not installed here", expected=expected, fix=fix)
     loaded = load(found)
     if isinstance(loaded, Failed):
         error = PluginError(

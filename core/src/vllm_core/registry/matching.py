@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion
 
-from vllm_core.api import DeviceFacts, Manifest, Versioned, is_available
+from vllm_core.api import DeviceFacts, Manifest, ProgramOffer, Versioned, is_available
 from vllm_core.api.capability import describe
 from vllm_core.registry.candidates import check_summary
 from vllm_core.registry.negotiate import Negotiated, Unserved, negotiate
+from vllm_core.registry.placement import place
 from vllm_core.registry.plan import Binding, Candidate, KVGroupPlan, Needs, RejectedCandidate
+from vllm_core.registry.programs import Brought, find_program
 from vllm_core.registry.providers import Choice, bindings_of, choose, units_of
 from vllm_core.registry.validate import claim
 
 _KV_CAPABILITIES = {"fp8": "kv_dtype.fp8", "fp8_e4m3": "kv_dtype.fp8", "fp8_e5m2": "kv_dtype.fp8", "int8": "kv_dtype.int8"}
 _KV_DTYPES = ("float32", "bfloat16", "float16", *_KV_CAPABILITIES)
-_SINCE = re.compile(r"(driver|runtime)\s*([<>=!~].*)")
+SINCE = re.compile(r"(driver|runtime)\s*([<>=!~].*)")
+"""What `Versioned.since` can say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A candidate that can do it, with all that the Plan needs to know."""
+    """A candidate that can do it, with all that the Plan needs to know; `needs` are those at the dtype that it has."""
 
+    needs: Needs
     candidate: Candidate
-    device: DeviceFacts
+    devices: tuple[DeviceFacts, ...]
     bindings: tuple[Binding, ...]
     kv_groups: tuple[KVGroupPlan, ...]
     graphs: bool
     reasons: tuple[tuple[str, str], ...]
     rejected: tuple[RejectedCandidate, ...]
+    program: ProgramOffer | None = None
+
+    @property
+    def device(self) -> DeviceFacts:
+        """The first worker's."""
+        return self.devices[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +54,47 @@ class Mismatch:
 
 
 def match(needs: Needs, candidate: Candidate) -> Match | Mismatch:
+    """Match at the dtype of the needs; where the platform lacks it, at the first alternative that it has."""
+    outcome = _match(needs, candidate)
+    if isinstance(outcome, Match) or not lacks_dtype(needs, candidate):
+        return outcome
+    why = f"{needs.dtype} is {describe(claim(candidate.manifest, f'dtype.{needs.dtype}'))}"
+    for other in needs.alternatives:
+        found = _match(other, candidate)
+        if isinstance(found, Match):
+            return replace(
+                found, reasons=(("dtype", f"{other.dtype}: the checkpoint's {why}; --dtype chooses"), *found.reasons)
+            )
+    return outcome
+
+
+def lacks_dtype(needs: Needs, candidate: Candidate) -> bool:
+    """Whether the platform's claims, or its device's driver, rule the dtype out."""
+    support = claim(candidate.manifest, f"dtype.{needs.dtype}")
+    if isinstance(support, Versioned):
+        return not any(_is_since(support.since, device) for device in candidate.devices)
+    return not is_available(support)
+
+
+def _match(needs: Needs, candidate: Candidate) -> Match | Mismatch:
     """Check devices, claims, graphs, providers and KV groups. The cheap checks report all that is wrong at once."""
-    device = _device(needs, candidate)
-    if isinstance(device, str):
-        return Mismatch(candidate, (device,))
+    devices = _devices(needs, candidate)
+    if isinstance(devices, str):
+        absent = _claims(needs, candidate.manifest, candidate.devices) if candidate.devices else []
+        return Mismatch(candidate, (devices, *absent))
+    device = devices[0]
     wrong = [
-        *_claims(needs, candidate.manifest, device),
+        *_claims(needs, candidate.manifest, devices),
         *_architecture(candidate.manifest, device),
         *_graphs(needs, candidate),
     ]
     if wrong:
         return Mismatch(candidate, tuple(wrong))
+    brought = find_program(needs, candidate, device)
+    if isinstance(brought, Brought) and brought.why is not None:
+        return _with_program(needs, candidate, devices, brought, brought.why)
+    if needs.program is not None and not isinstance(brought, Brought) and brought.reasons:
+        return Mismatch(candidate, tuple(f"program {one.candidate}: {one.reason}" for one in brought.reasons))
     plain = [choose(unit, candidate, needs) for unit in units_of(needs.sites) if not unit.is_kv]
     kv = negotiate(needs, candidate)
     if isinstance(kv, Negotiated):
@@ -61,16 +102,38 @@ def match(needs: Needs, candidate: Candidate) -> Match | Mismatch:
         plain += [choose(unit, candidate, needs) for unit in units_of(parts)]
     unserved = [reason for choice in plain for reason in choice.why_unserved()]
     if unserved or isinstance(kv, Unserved):
-        return Mismatch(candidate, (*unserved, *(kv.reasons if isinstance(kv, Unserved) else ())))
+        lacking = (*unserved, *(kv.reasons if isinstance(kv, Unserved) else ()))
+        if isinstance(brought, Brought):
+            return _with_program(needs, candidate, devices, brought, f"core's own cannot run here: {lacking[0]}")
+        return Mismatch(candidate, (*lacking, *(f"program {one.candidate}: {one.reason}" for one in brought.reasons)))
     every = [*plain, *(group.choice for group in kv.groups)]
     return Match(
+        needs=needs,
         candidate=candidate,
-        device=device,
+        devices=devices,
         bindings=tuple(binding for choice in every for binding in bindings_of(choice, needs)),
         kv_groups=tuple(group.plan(needs) for group in kv.groups),
         graphs=needs.graphs is not False and _claims_graphs(candidate),
         reasons=(*kv.reasons, ("graphs", _graph_reason(needs, candidate)), *map(_provider_reason, every)),
-        rejected=tuple(one for choice in every for one in choice.rejected),
+        rejected=(
+            *(one for choice in every for one in choice.rejected),
+            *(() if isinstance(brought, Brought) else brought.reasons),
+        ),
+    )
+
+
+def _with_program(needs: Needs, candidate: Candidate, devices: tuple[DeviceFacts, ...], brought: Brought, why: str) -> Match:
+    """A program of the platform runs the model: it has its own code instead of call sites, and its own graphs."""
+    return Match(
+        needs=needs,
+        candidate=candidate,
+        devices=devices,
+        bindings=(),
+        kv_groups=brought.kv_groups,
+        graphs=False,
+        reasons=(("program", f"{brought.offer.name}: {why}"),),
+        rejected=(),
+        program=brought.offer,
     )
 
 
@@ -79,18 +142,19 @@ def kv_capability(dtype: str) -> str:
     return _KV_CAPABILITIES.get(dtype, f"dtype.{dtype}")
 
 
-def _device(needs: Needs, candidate: Candidate) -> DeviceFacts | str:
-    """The device to use: one that the user named, else the one with the most memory; or why there is none."""
+def _devices(needs: Needs, candidate: Candidate) -> tuple[DeviceFacts, ...] | str:
+    """The device of each worker: those that the user named, else those with the most memory; or why there are too few."""
     if not candidate.devices:
         return f"no device: {check_summary(candidate.checks)}"
     devices = [one for one in candidate.devices if needs.device_ids is None or one.id in needs.device_ids]
     if not devices:
         wanted, here = ", ".join(needs.device_ids or ()), ", ".join(one.id for one in candidate.devices)
         return f"device ids: wanted {wanted}, found {here}"
-    return max(devices, key=lambda one: one.memory_bytes)
+    return place(needs, devices)
 
 
-def _claims(needs: Needs, manifest: Manifest, device: DeviceFacts) -> list[str]:
+def _claims(needs: Needs, manifest: Manifest, devices: Sequence[DeviceFacts]) -> list[str]:
+    """What is needed and not claimed, or not for the driver of one of the devices."""
     reasons = []
     names = needs.capabilities | {f"dtype.{needs.dtype}"}
     if needs.kv_groups:
@@ -99,10 +163,14 @@ def _claims(needs: Needs, manifest: Manifest, device: DeviceFacts) -> list[str]:
         support = claim(manifest, name)
         if not is_available(support):
             reasons.append(f"{name} is {describe(support)}{_accepted_kv(name, needs, manifest)}")
-        elif isinstance(support, Versioned) and not _is_since(support.since, device):
-            had = f"driver {device.driver_version or 'unknown'}, runtime {device.runtime_version or 'unknown'}"
-            reasons.append(f"{name} needs {support.since}, found {had}")
+        elif isinstance(support, Versioned):
+            old = [one for one in devices if not _is_since(support.since, one)]
+            reasons += [f"{name} needs {support.since}, found {had}" for had in dict.fromkeys(map(_versions, old))]
     return reasons
+
+
+def _versions(device: DeviceFacts) -> str:
+    return f"driver {device.driver_version or 'unknown'}, runtime {device.runtime_version or 'unknown'}"
 
 
 def _accepted_kv(name: str, needs: Needs, manifest: Manifest) -> str:
@@ -114,7 +182,7 @@ def _accepted_kv(name: str, needs: Needs, manifest: Manifest) -> str:
 
 def _is_since(since: str, device: DeviceFacts) -> bool:
     """Evaluate ``driver>=550``. A condition or a version that cannot be read does not hold."""
-    parts = _SINCE.fullmatch(since.strip())
+    parts = SINCE.fullmatch(since.strip())
     if parts is None:
         return False
     version = device.driver_version if parts[1] == "driver" else device.runtime_version

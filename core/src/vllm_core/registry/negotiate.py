@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from vllm_core.api import KVGroupSpec, KVLayout, Offer
+from vllm_core.api import KVGroupSpec, KVLayout, Offer, ProgramOffer
 from vllm_core.registry.load import attempt, describe_error
 from vllm_core.registry.plan import Candidate, KVGroupPlan, Needs, RejectedCandidate
 from vllm_core.registry.providers import Choice, Unit, bindings_of, choose, rank, units_of
@@ -69,7 +69,7 @@ def _at_size(unit: Unit, size: int, needs: Needs, candidate: Candidate) -> Group
     sized = replace(unit, sites=tuple(replace(site, tokens_per_block=size) for site in unit.sites))
     choice = choose(sized, candidate, needs)
     group = next(one for one in needs.kv_groups if one.index == unit.sites[0].group)
-    answers = [(one, _layout(one[0], group, needs.kv_dtype, size)) for one in choice.accepted]
+    answers = [(one, layout_of(one[0], group, needs.kv_dtype, size)) for one in choice.accepted]
     refused = tuple(
         RejectedCandidate(subject=unit.name, candidate=one[0].provider, reason=answer)
         for one, answer in answers
@@ -83,7 +83,7 @@ def _at_size(unit: Unit, size: int, needs: Needs, candidate: Candidate) -> Group
     )
 
 
-def _layout(offer: Offer, group: KVGroupSpec, dtype: str, size: int) -> KVLayout | str:
+def layout_of(offer: Offer | ProgramOffer, group: KVGroupSpec, dtype: str, size: int) -> KVLayout | str:
     """The offer's layout, or why it gives none."""
     make = offer.kv_layout
     if make is None:

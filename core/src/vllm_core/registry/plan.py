@@ -10,17 +10,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vllm_core.api import CallSite, DeviceFacts, KVGroupSpec, KVLayout, Offer, ProviderKind
+from vllm_core.api import CallSite, DeviceFacts, KVGroupSpec, KVLayout, Offer, ProgramOffer, ProviderKind
 from vllm_core.api.manifest import Check, Manifest
 
 Stage = Literal[
-    "foreign", "import", "hooks", "manifest", "version", "claims", "probe", "devices", "offers", "missing", "absent"
+    "foreign",
+    "import",
+    "hooks",
+    "manifest",
+    "version",
+    "claims",
+    "probe",
+    "devices",
+    "offers",
+    "programs",
+    "reuse",
+    "missing",
+    "absent",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What the model and the user ask for. Options left at None are the planner's to choose."""
+    """What the model and the user ask for. Options left at None are the planner's to choose.
+
+    `platform` may name several, in the user's order: ``"a,b"``. `alternatives` are the same needs at other dtypes, in order,
+    for platforms that lack this one; empty where the user named the dtype.
+    """
 
     model: str
     architecture: str
@@ -39,6 +55,9 @@ class Needs:
     strict: bool = False
     allow_fallback: bool = False
     allow_host_ops: bool = False
+    workers: int = 1
+    alternatives: tuple[Needs, ...] = ()
+    program: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +65,8 @@ class Candidate:
     """One installed platform as seen here: loaded, probed, its offers (and those of kernel-only packages) collected.
 
     All devices have one architecture: a platform with two of them is two candidates, so that no offer is matched
-    against a device it was not made for. `eager_full` is whether references may run there.
+    against a device it was not made for. `eager_full` is whether references may run there. `owners` names the distribution
+    of each provider that is not the platform's own, with its version.
     """
 
     manifest: Manifest
@@ -57,6 +77,8 @@ class Candidate:
     checks: tuple[Check, ...]
     offers: tuple[Offer, ...]
     eager_full: bool = True
+    owners: Mapping[str, str] = field(default_factory=dict)
+    programs: tuple[ProgramOffer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +154,11 @@ class Demotion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The decision, complete: workers load exactly this."""
+    """The decision, complete: workers load exactly this.
+
+    Worker ``rank`` of `tensor_parallel` runs on ``devices[rank]``; `device` is the first. KV layouts are one worker's.
+    `owners` are the distributions of those providers in it that are not the platform's own: kernel packages, reused ops.
+    """
 
     platform: str
     distribution: str
@@ -150,11 +176,23 @@ class Plan:
     kv_groups: tuple[KVGroupPlan, ...]
     graphs: bool
     tensor_parallel: int = 1
+    devices: tuple[DeviceFacts, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     rejected: tuple[RejectedCandidate, ...] = ()
     demotions: tuple[Demotion, ...] = ()
     notes: tuple[str, ...] = ()
+    owners: Mapping[str, str] = field(default_factory=dict)
+    program_entry: str = ""
+    """``module:callable`` of a program that the platform brings; empty for core's own."""
 
     def binding(self, op: str, role: str) -> Binding | None:
         """The binding of a call site, if the plan has it."""
         return next((b for b in self.bindings if b.op == op and b.role == role), None)
+
+    def device_of(self, rank: int) -> DeviceFacts:
+        """The device of a worker."""
+        return self.devices[rank] if self.devices else self.device
+
+    def sharers(self, rank: int) -> int:
+        """How many workers run on the device of worker ``rank``."""
+        return max(1, [one.id for one in self.devices].count(self.device_of(rank).id))

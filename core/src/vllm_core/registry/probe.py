@@ -1,4 +1,4 @@
-"""Runs a plugin's probe in a child process with a time limit, and caches what it found.
+"""Imports a plugin and runs its probe in a child process with a time limit, and caches what it found.
 
 The child is what may crash, hang, or open a driver; this process loads no torch because of it. A failed probe, and
 one that found no device, is never cached: the next start looks again.
@@ -6,29 +6,38 @@ one that found no device, is never cached: the next start looks again.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-import platform
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from vllm_core.api import ProbeReport
 from vllm_core.errors import ConfigError
+from vllm_core.registry import fingerprint
 from vllm_core.registry.cache import cache_folder, write_atomic
+from vllm_core.registry.discover import Found
 from vllm_core.registry.load import Loaded
-from vllm_core.registry.plan import Failed
+from vllm_core.registry.plan import Failed, Stage
 
 TIMEOUT_VARIABLE = "VLLM_CORE_PROBE_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 20.0
 MAX_REPORT_BYTES = 4 << 20
 STDERR_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What became of one plugin in a child process. `importable`: its import ended there, so it may be repeated here."""
+
+    importable: bool
+    outcome: ProbeReport | Failed
 
 
 def timeout_of(environ: Mapping[str, str]) -> float:
@@ -57,65 +66,46 @@ def probe(
     """Return what the plugin sees on this machine, from the cache if nothing that it depends on has changed."""
     environ = os.environ if environ is None else environ
     limit_s = timeout_of(environ) if timeout_s is None else timeout_s
-    path = cache_folder(environ) / "probes" / f"{loaded.found.distribution}-{_key(loaded, environ)}.json"
-    if use_cache and (cached := _read(path)) is not None:
-        return cached
-    report = _run(loaded, limit_s, environ)
-    if isinstance(report, ProbeReport) and report.devices:
-        try:
-            write_atomic(path, msgspec.json.encode(report))
-        except OSError:
-            return report  # a read-only home is normal in containers; the next start probes again
-    return report
+    if use_cache and (known := cached(loaded, environ)) is not None:
+        return known
+    outcome = visit(loaded.found, timeout_s=limit_s, environ=environ).outcome
+    remember(loaded, environ, outcome)
+    return outcome
 
 
-def _key(loaded: Loaded, environ: Mapping[str, str]) -> str:
-    """Digest of what a report depends on: the plugin's version and files, this boot, and what the user made visible."""
-    variable = loaded.manifest.visible_devices_env if loaded.manifest is not None else None
-    parts = [
-        loaded.found.key,
-        loaded.found.version,
-        loaded.found.value,
-        str(_newest_change(loaded)),
-        _boot_id(),
-        platform.node(),  # containers of one boot differ in what they see
-        sys.executable,
-        environ.get("LD_LIBRARY_PATH", ""),
-        f"{variable}={environ.get(variable)}" if variable else "",
-    ]
-    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
-
-
-def _newest_change(loaded: Loaded) -> int:
-    """Newest modification time in ns among the plugin's Python files: an editable install changes under one version."""
-    file = getattr(sys.modules.get(loaded.found.value.partition(":")[0]), "__file__", None)
-    if file is None:
-        return 0
-    return max((path.stat().st_mtime_ns for path in Path(file).parent.glob("*.py")), default=0)
-
-
-def _boot_id() -> str:
+def cached(loaded: Loaded, environ: Mapping[str, str], here: str | None = None) -> ProbeReport | None:
+    """The report of an earlier probe that still holds; ``here`` as for `fingerprint.digest`."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return "unknown boot"
-
-
-def _read(path: Path) -> ProbeReport | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=ProbeReport)
+        return msgspec.json.decode(_path(loaded, environ, here).read_bytes(), type=ProbeReport)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _run(loaded: Loaded, timeout_s: float, environ: Mapping[str, str]) -> ProbeReport | Failed:
-    found = loaded.found
+def remember(loaded: Loaded, environ: Mapping[str, str], outcome: ProbeReport | Failed, here: str | None = None) -> None:
+    """Cache a report with devices."""
+    if isinstance(outcome, Failed) or not outcome.devices:
+        return
+    try:
+        write_atomic(_path(loaded, environ, here), msgspec.json.encode(outcome))
+    except OSError:
+        return  # a read-only home is normal in containers; the next start probes again
+
+
+def _path(loaded: Loaded, environ: Mapping[str, str], here: str | None) -> Path:
+    variable = loaded.manifest.visible_devices_env if loaded.manifest is not None else None
+    visible = f"{variable}={environ.get(variable)}" if variable else ""
+    key = fingerprint.digest(loaded.found, environ, visible, here=here)
+    return cache_folder(environ) / "probes" / f"{loaded.found.distribution}-{key}.json"
+
+
+def visit(found: Found, *, timeout_s: float, environ: Mapping[str, str], look: bool = True) -> Visit:
+    """Import a plugin in a child process and, with ``look``, run its probe there."""
     with tempfile.TemporaryDirectory(prefix="vllm-core-probe-") as folder:
         report, log = Path(folder, "report.json"), Path(folder, "log")
         command = [sys.executable, "-m", "vllm_core.registry.probe_child", found.distribution, found.entry_point, str(report)]
         with log.open("wb") as output:
             child = subprocess.Popen(
-                command,
+                [*command, "probe" if look else "import"],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -124,19 +114,33 @@ def _run(loaded: Loaded, timeout_s: float, environ: Mapping[str, str]) -> ProbeR
                 start_new_session=True,
             )
             code = _wait(child, timeout_s)
-        if code is None:
-            fix = f"raise {TIMEOUT_VARIABLE} if the driver is slow; else `vllm-core doctor`, then reboot or reload the driver"
-            return _failed(loaded, f"no answer within {timeout_s:g} s; it was killed", fix)
-        if code != 0:
-            return _failed(
-                loaded, _cause(code, log), "`vllm-core doctor` shows what the driver says; report it to the plugin's authors"
-            )
-        return _decode(loaded, report)
+        imported = imported_mark(report).exists()
+        return Visit(imported, _outcome(found, code, timeout_s, report, log, "probe" if imported else "import"))
 
 
-def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment in which a child process finds the modules that this one finds, and none of the working folder's."""
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+def imported_mark(report: Path) -> Path:
+    """The file that says that the import has ended, well or by an exception."""
+    return report.with_name("imported")
+
+
+def _outcome(found: Found, code: int | None, timeout_s: float, report: Path, log: Path, stage: Stage) -> ProbeReport | Failed:
+    if code is None:
+        fix = f"raise {TIMEOUT_VARIABLE} if the driver is slow; else `vllm-core doctor`, then reboot or reload the driver"
+        return _failed(found, f"no answer within {timeout_s:g} s; it was killed", fix, stage)
+    if code != 0:
+        fix = "`vllm-core doctor` shows what the driver says; report it to the plugin's authors"
+        if stage == "import":
+            fix = f"pip uninstall {found.distribution}, or install a version for this machine; report it to its authors"
+        return _failed(found, _cause(code, log), fix, stage)
+    return _decode(found, report)
+
+
+def child_environment(environ: Mapping[str, str], *, first: Sequence[Path] = ()) -> dict[str, str]:
+    """Environment in which a child process finds the modules that this one finds, and none of the working folder's.
+
+    It looks into the folders of ``first`` before all others.
+    """
+    path = os.pathsep.join([*map(str, first), *(os.path.abspath(entry) for entry in sys.path)])
     return {**environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
@@ -163,20 +167,19 @@ def _cause(code: int, log: Path) -> str:
     return lines[-1] if lines else f"exit status {code}"
 
 
-def _decode(loaded: Loaded, path: Path) -> ProbeReport | Failed:
+def _decode(found: Found, path: Path) -> ProbeReport | Failed:
     fix = "return a ProbeReport of plain values"
     try:
         if path.stat().st_size > MAX_REPORT_BYTES:
-            return _failed(loaded, f"its report is longer than {MAX_REPORT_BYTES} bytes", fix)
+            return _failed(found, f"its report is longer than {MAX_REPORT_BYTES} bytes", fix)
         report = msgspec.json.decode(path.read_bytes(), type=ProbeReport)
     except (OSError, msgspec.DecodeError) as error:
-        return _failed(loaded, f"its report cannot be read: {error}", fix)
+        return _failed(found, f"its report cannot be read: {error}", fix)
     ids = [device.id for device in report.devices]
     if len(set(ids)) != len(ids):
-        return _failed(loaded, f"two devices have one id: {', '.join(ids)}", "give each device an id of its own")
+        return _failed(found, f"two devices have one id: {', '.join(ids)}", "give each device an id of its own")
     return report
 
 
-def _failed(loaded: Loaded, cause: str, fix: str) -> Failed:
-    found = loaded.found
-    return Failed(distribution=found.distribution, entry_point=found.entry_point, stage="probe", cause=cause, fix=fix)
+def _failed(found: Found, cause: str, fix: str, stage: Stage = "probe") -> Failed:
+    return Failed(distribution=found.distribution, entry_point=found.entry_point, stage=stage, cause=cause, fix=fix)

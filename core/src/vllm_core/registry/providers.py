@@ -102,9 +102,15 @@ def choose(unit: Unit, candidate: Candidate, needs: Needs) -> Choice:
 
 
 def forced_provider(unit: Unit, needs: Needs) -> str | None:
-    """The provider that the user forces for one of the unit's ops, else for all."""
+    """The provider that the user forces for one of the unit's ops, else for all.
+
+    Collectives are forced by their own names alone: their handles come from the device's communicator, which other
+    providers may know nothing of.
+    """
     named = sorted({needs.providers[site.op] for site in unit.sites if site.op in needs.providers})
-    return named[0] if named else needs.providers.get("all")
+    if named or unit.family == "comm":
+        return named[0] if named else None
+    return needs.providers.get("all")
 
 
 def provider_names(candidate: Candidate, unit: Unit | None = None) -> tuple[str, ...]:

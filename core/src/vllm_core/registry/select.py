@@ -1,6 +1,6 @@
 """`Needs` x candidates -> one `Plan`, with a reason for everything that was not chosen. Pure: no clock, no machine.
 
-Order: what the user asked for, what the model needs, support level, device class, memory, name.
+Order: the user's, what the model needs, support level, conformance level, device class, dtype, memory, name.
 What was asked for by name happens or raises. The host is never taken silently where an accelerator is visible.
 """
 
@@ -9,23 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from vllm_core.api.ops import OPS
-from vllm_core.errors import PlanError, PluginError, UnknownPlatformError, nearest
-from vllm_core.registry.hardware import known_plugins
+from vllm_core.errors import PlanError, nearest
+from vllm_core.registry.asked import asked, passed_over, plugin_error, position
 from vllm_core.registry.matching import Match, Mismatch, match
+from vllm_core.registry.placement import check_ids, check_types
 from vllm_core.registry.plan import Candidate, Failed, Needs, Plan, RejectedCandidate
 from vllm_core.registry.providers import provider_names
+from vllm_core.registry.validate import CORE
 
 _LEVELS = ("production", "beta", "experimental")
-_CRITERIA = ("support level", "device class", "memory", "name")
+_CRITERIA = ("the user's order", "support level", "conformance level", "device class", "dtype", "memory", "name")
+_NAMES = -2
+"""The last criteria are names: equal before them is a tie."""
 
 
 def plan(needs: Needs, candidates: Sequence[Candidate], failed: Sequence[Failed]) -> Plan:
     """Decide. Raises UnknownPlatformError, PluginError or PlanError, each with every reason."""
     _check_names(needs, candidates)
     outcomes = [match(needs, candidate) for candidate in asked(needs.platform, candidates, failed)]
-    fits = sorted((one for one in outcomes if isinstance(one, Match)), key=lambda one: _rank(one))
+    fits = sorted((one for one in outcomes if isinstance(one, Match)), key=lambda one: _rank(needs, one))
     misfits = sorted((one for one in outcomes if isinstance(one, Mismatch)), key=lambda one: _label(one.candidate))
     if not fits:
+        check_types(needs, [one.candidate for one in misfits])
         raise _nothing_fits(needs, misfits, failed)
     best = fits[0]
     _refuse_silent_host(needs, best, misfits, failed)
@@ -38,17 +43,27 @@ def plan(needs: Needs, candidates: Sequence[Candidate], failed: Sequence[Failed]
         device=best.device,
         model=needs.model,
         architecture=needs.architecture,
-        track=needs.track,
-        program="core",
-        dtype=needs.dtype,
-        kv_dtype=needs.kv_dtype,
+        track="flat" if best.program is not None and best.program.kind == "flat" else needs.track,
+        program=CORE if best.program is None else best.program.name,
+        program_entry="" if best.program is None else best.program.entry,
+        dtype=best.needs.dtype,
+        kv_dtype=best.needs.kv_dtype,
         bindings=best.bindings,
         kv_groups=best.kv_groups,
         graphs=best.graphs,
+        tensor_parallel=needs.workers,
+        devices=best.devices,
         reasons={"platform": _why(needs, fits), **dict(best.reasons)},
-        rejected=(*_rejected_platforms(fits, misfits, failed), *best.rejected),
-        notes=tuple(_notes(needs, fits, failed)),
+        rejected=(*_rejected_platforms(needs, fits, misfits, failed), *best.rejected),
+        notes=(*_notes(needs, fits, failed), *passed_over(needs.platform, candidates, failed)),
+        owners={name: owner for name, owner in best.candidate.owners.items() if name in _bound(best)},
     )
+
+
+def _bound(best: Match) -> set[str]:
+    """Providers that are chosen, or would take over."""
+    fallbacks = {provider for one in best.bindings for provider, _, _ in one.fallbacks}
+    return {one.provider for one in best.bindings} | fallbacks
 
 
 def _check_names(needs: Needs, candidates: Sequence[Candidate]) -> None:
@@ -61,14 +76,10 @@ def _check_names(needs: Needs, candidates: Sequence[Candidate]) -> None:
     for name in sorted({*needs.providers.values(), *needs.denied_providers}):
         if candidates and name not in providers:
             raise _bad_option("--provider or --deny-provider", name, "a provider of an installed platform", providers)
-    if needs.device_ids is not None and len(needs.device_ids) != 1:
-        raise PlanError(
-            "Wrong number of devices",
-            on="device_ids",
-            found=", ".join(needs.device_ids) or "none",
-            expected="one device: this version runs a model on one, and never on several device types",
-            fix="name one id; run one engine per device behind a router",
-        )
+    programs = {CORE, *(one.name for candidate in candidates for one in candidate.programs)}
+    if needs.program is not None and needs.program not in programs:
+        raise _bad_option("--program", needs.program, "core, or a program of an installed platform", programs)
+    check_ids(needs, candidates)
 
 
 def _check_families(needs: Needs) -> None:
@@ -93,61 +104,30 @@ def _bad_option(option: str, name: str, expected: str, known: Iterable[str]) -> 
     return PlanError("Unknown name", on=option, found=repr(name), expected=expected, fix=nearest(name, known))
 
 
-def asked(name: str | None, candidates: Sequence[Candidate], failed: Sequence[Failed]) -> list[Candidate]:
-    """The candidates that the user's choice leaves.
-
-    Raises UnknownPlatformError if it names nothing that is installed, PluginError if it names a plugin that failed.
-    """
-    if name is None:
-        return list(candidates)
-    named = [one for one in candidates if name in _names(one)] or [one for one in candidates if name == one.manifest.vendor]
-    if named:
-        return named
-    failure = next((one for one in failed if name in (one.entry_point, one.distribution, one.key)), None)
-    if failure is None or failure.stage in ("missing", "foreign"):
-        known = {alias for one in candidates for alias in (one.manifest.name, one.manifest.vendor)}
-        raise UnknownPlatformError(
-            "Unknown platform",
-            on=name,
-            found=failure.cause if failure is not None else "no installed plugin has this name",
-            expected=f"one of the installed platforms: {', '.join(sorted(one.manifest.name for one in candidates)) or 'none'}",
-            fix=failure.fix if failure is not None else _how_to_get(name, known | {one.entry_point for one in failed}),
-        )
-    raise _plugin_error(failure, f"platform {name}, which was asked for, to work", failure.fix)
-
-
-def _how_to_get(name: str, installed: set[str]) -> str:
-    """One of our own packages is to be installed, not mistaken for another platform whose name is near."""
-    ours = next((one for one in known_plugins() if name in (one.platform, one.distribution)), None)
-    return nearest(name, installed) if ours is None else ours.install
-
-
-def _names(candidate: Candidate) -> tuple[str, ...]:
-    key = f"{candidate.distribution}:{candidate.entry_point}"
-    return candidate.manifest.name, candidate.entry_point, candidate.distribution, key
-
-
 def _label(candidate: Candidate) -> str:
     architectures = {device.architecture for device in candidate.devices}
     return f"{candidate.distribution}:{candidate.entry_point}{''.join(f' ({one})' for one in sorted(architectures))}"
 
 
-def _rank(one: Match) -> tuple[int, int, int, str, str]:
+def _rank(needs: Needs, one: Match) -> tuple[int, int, int, int, int, int, str, str]:
     manifest = one.candidate.manifest
-    host = int(manifest.device_class == "host")
-    return _LEVELS.index(manifest.support_level), host, -one.device.memory_bytes, manifest.name, _label(one.candidate)
-
-
-def _plugin_error(failure: Failed, expected: str, fix: str) -> PluginError:
-    error = PluginError("Plugin failed", on=failure.key, found=f"{failure.stage}: {failure.cause}", expected=expected, fix=fix)
-    error.__cause__ = failure.error
-    return error
+    return (
+        position(needs.platform, one.candidate),
+        _LEVELS.index(manifest.support_level),
+        -manifest.conformance_level,
+        int(manifest.device_class == "host"),
+        (needs, *needs.alternatives).index(one.needs),
+        -one.device.memory_bytes,
+        manifest.name,
+        _label(one.candidate),
+    )
 
 
 def _nothing_fits(needs: Needs, misfits: Sequence[Mismatch], failed: Sequence[Failed]) -> PlanError:
     lines = [f"{_label(one.candidate)}: {reason}" for one in misfits for reason in one.reasons]
     lines += [str(one) for one in failed]
-    fixes = [one.fix for one in failed]
+    hints = [check.hint for one in misfits for check in one.candidate.checks if check.outcome == "failed" and check.hint]
+    fixes = [*(one.fix for one in failed), *(hint for hint in hints if not any(one.candidate.devices for one in misfits))]
     return PlanError(
         "No platform can run this model",
         on=f"{needs.model} ({needs.architecture}, {needs.dtype}, KV {needs.kv_dtype})",
@@ -166,8 +146,8 @@ def _refuse_silent_host(needs: Needs, best: Match, misfits: Sequence[Mismatch], 
     host = best.candidate.manifest.name
     ways = f"or ask for the host: --platform {host}, or --allow-fallback"
     for failure in failed:
-        if failure.visible_hardware and failure.stage != "missing":
-            raise _plugin_error(failure, "its plugin to work, since the hardware is visible", f"{failure.fix}; {ways}")
+        if failure.visible_hardware and failure.stage not in ("missing", "reuse"):
+            raise plugin_error(failure, "its plugin to work, since the hardware is visible", f"{failure.fix}; {ways}")
     for one in misfits:
         if one.candidate.manifest.device_class == "accelerator" and one.candidate.devices:
             raise PlanError(
@@ -180,21 +160,22 @@ def _refuse_silent_host(needs: Needs, best: Match, misfits: Sequence[Mismatch], 
 
 
 def _why(needs: Needs, fits: Sequence[Match]) -> str:
+    why = "the only one that can" if len(fits) == 1 else f"best of {len(fits)} by {_deciding(needs, fits[0], fits[1])}"
     if needs.platform is not None:
-        return f"asked for as {needs.platform!r}"
-    return "the only one that can" if len(fits) == 1 else f"best of {len(fits)} by {_deciding(fits[0], fits[1])}"
+        return f"asked for as {needs.platform!r}" if "," not in needs.platform else f"of {needs.platform!r} {why}"
+    return why
 
 
-def _deciding(better: Match, worse: Match) -> str:
+def _deciding(needs: Needs, better: Match, worse: Match) -> str:
     """The first criterion in which two matches differ."""
-    pairs = zip(_CRITERIA, _rank(better), _rank(worse), strict=False)
+    pairs = zip(_CRITERIA, _rank(needs, better), _rank(needs, worse), strict=False)
     return next((name for name, left, right in pairs if left != right), "name of the distribution")
 
 
 def _rejected_platforms(
-    fits: Sequence[Match], misfits: Sequence[Mismatch], failed: Sequence[Failed]
+    needs: Needs, fits: Sequence[Match], misfits: Sequence[Mismatch], failed: Sequence[Failed]
 ) -> tuple[RejectedCandidate, ...]:
-    pairs = [(_label(one.candidate), f"ranked behind by {_deciding(fits[0], one)}") for one in fits[1:]]
+    pairs = [(_label(one.candidate), f"ranked behind by {_deciding(needs, fits[0], one)}") for one in fits[1:]]
     pairs += [(_label(one.candidate), reason) for one in misfits for reason in one.reasons]
     pairs += [(one.key, f"{one.stage}: {one.cause}") for one in failed if one.stage != "missing"]
     return tuple(RejectedCandidate(subject="platform", candidate=name, reason=reason) for name, reason in pairs)
@@ -208,8 +189,8 @@ def _notes(needs: Needs, fits: Sequence[Match], failed: Sequence[Failed]) -> lis
     notes += [f"{one.cause}; fix: {one.fix}" for one in failed if one.stage == "missing" and by_default]
     for other in fits[1:]:
         name = _label(other.candidate)
-        if _rank(other)[:3] == _rank(best)[:3]:
+        if _rank(needs, other)[:_NAMES] == _rank(needs, best)[:_NAMES]:
             notes.append(f"tie with {name}, decided by name; --platform chooses")
         elif by_default and other.candidate.manifest.device_class == "accelerator":
-            notes.append(f"the host ranks before {name} by {_deciding(best, other)}; --platform chooses")
+            notes.append(f"the host ranks before {name} by {_deciding(needs, best, other)}; --platform chooses")
     return notes

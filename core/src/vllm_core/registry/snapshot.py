@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_core.api import Full, Manifest, NotImplementedYet, Partial, ProbeReport, Unsupported, Versioned
+from vllm_core.api import Full, Manifest, NotImplementedYet, Partial, ProbeReport, Reuse, Unsupported, Versioned
 from vllm_core.api.capability import Support
 from vllm_core.api.manifest import Check, DeviceFacts
 from vllm_core.errors import ConfigError
@@ -86,7 +86,8 @@ def manifest_from_data(data: Mapping[str, Any]) -> Manifest:
     for name, one in data["claims"].items():
         values = {key: value for key, value in one.items() if key != "kind"}
         claims[name] = msgspec.convert(values, type=_SUPPORT[one["kind"]])
-    rest = {**data, "claims": {}, "architectures": tuple(data.get("architectures", ()))}
+    reuses = tuple(msgspec.convert(one, type=Reuse) for one in data.get("reuses", ()))
+    rest = {**data, "claims": {}, "architectures": tuple(data.get("architectures", ())), "reuses": reuses}
     known = {f.name for f in fields(Manifest)}
     return Manifest(**{**{key: value for key, value in rest.items() if key in known}, "claims": claims})
 

@@ -22,6 +22,8 @@ from vllm_core.api import (
     NotImplementedYet,
     Offer,
     Partial,
+    ProgramOffer,
+    Reuse,
     Unsupported,
     Versioned,
 )
@@ -32,8 +34,14 @@ from vllm_core.errors import nearest
 from vllm_core.registry.plan import Stage
 from vllm_core.version import __version__
 
+CORE = "core"
+"""Name of core's own step program; no plugin may take it."""
+
 REFERENCE = "reference"
 """Provider name of core's own references; no plugin may take it."""
+
+MAX_LEVEL = 5
+"""Highest level of the conformance suite."""
 
 _SUPPORT = (Full, Versioned, Partial, NotImplementedYet, Unsupported)
 _TEXTS = ("name", "vendor", "device_type", "api_version", "core_range", "note")
@@ -61,6 +69,7 @@ def check_manifest(manifest: object, entry_point: str) -> Problem | None:
         or _check_name(manifest, entry_point)
         or _check_api_version(manifest)
         or _check_core_range(manifest)
+        or _check_reuses(manifest)
         or _check_claims(manifest)
     )
 
@@ -87,6 +96,13 @@ def _check_shape(manifest: Any) -> Problem | None:
         wrong.append("visible_devices_env")
     if not isinstance(manifest.architectures, tuple) or not all(isinstance(a, str) for a in manifest.architectures):
         wrong.append("architectures")
+    if not isinstance(manifest.reuses, tuple) or not all(
+        isinstance(one, Reuse) and isinstance(one.platform, str) and isinstance(one.architectures, Mapping)
+        for one in manifest.reuses
+    ):
+        wrong.append("reuses")
+    if not isinstance(manifest.conformance_level, int) or not 0 <= manifest.conformance_level <= MAX_LEVEL:
+        wrong.append("conformance_level")
     if not wrong:
         return None
     return Problem(
@@ -137,6 +153,17 @@ def _check_core_range(manifest: Manifest) -> Problem | None:
     )
 
 
+def _check_reuses(manifest: Manifest) -> Problem | None:
+    for one in manifest.reuses:
+        try:
+            SpecifierSet(one.versions)
+        except InvalidSpecifier as error:
+            return Problem("manifest", f"reuses {one.platform!r}: {error}", "versions is a range like '>=0.1,<0.2'")
+        if one.platform == manifest.name:
+            return Problem("manifest", f"reuses itself, {one.platform!r}", "name another platform")
+    return None
+
+
 def _check_claims(manifest: Manifest) -> Problem | None:
     version = parse(manifest.api_version)
     missing = sorted(names_of(version) - set(manifest.claims))
@@ -166,6 +193,18 @@ def check_offers(offers: object, *, newer: bool = False) -> Problem | None:
         problem = _check_offer(offer, newer)
         if problem is not None:
             return problem
+    return None
+
+
+def check_programs(programs: Sequence[object]) -> Problem | None:
+    """Check step programs: each has a name of its own."""
+    names = []
+    for one in programs:
+        if not isinstance(one, ProgramOffer):
+            return Problem("programs", f"the hook 'programs' returned {type(one).__name__}", "return ProgramOffer objects")
+        if not one.name or one.name == CORE or one.name in names:
+            return Problem("programs", f"a program is named {one.name!r}", f"give each a name of its own, not {CORE!r}")
+        names.append(one.name)
     return None
 
 

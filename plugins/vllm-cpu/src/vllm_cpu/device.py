@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from vllm_core.api import POOLS, Device, DeviceFacts, Eager, Event, MemoryBudgetError, MemoryStats, Pool
+from vllm_core.api import POOLS, Communicator, Device, DeviceFacts, Eager, Event, MemoryBudgetError, MemoryStats, Pool
 from vllm_cpu import probe
 
 MAPPED_BYTES = 1 << 20
@@ -106,6 +106,12 @@ class CpuDevice(Device):
     def event(self) -> Event:
         """Return an event that is always reached."""
         return _Done()
+
+    def communicator(self, rank: int, world_size: int, rendezvous: str) -> Communicator:
+        """Join a gloo group over the loopback interface."""
+        from vllm_cpu.ops.comm import GlooCommunicator
+
+        return GlooCommunicator(rank, world_size, rendezvous)
 
     def seed(self, value: int) -> None:
         """Seed torch's generator of the host."""

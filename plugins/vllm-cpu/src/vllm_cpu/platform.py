@@ -17,19 +17,19 @@ KV_LIMIT_BYTES = 4 << 30
 
 
 def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatch:
-    """Give the KV cache a quarter of the memory, 4 GiB at most, unless the user sized it."""
+    """Give the KV cache a quarter of the memory, 4 GiB at most, unless the user sized it; workers divide it."""
     memory = int(config.get("memory_bytes", 0))
     if explicit & SIZES or not memory:
         return ConfigPatch(changes={}, reasons={})
-    size = min(int(memory * KV_SHARE), KV_LIMIT_BYTES)
-    return ConfigPatch(
-        changes={"kv_cache_memory_bytes": size},
-        reasons={"kv_cache_memory_bytes": f"{size >> 20} MiB: a quarter of the host's memory, 4 GiB at most, unless set"},
-    )
+    workers = int(config.get("tensor_parallel_size", 1))
+    size = min(int(memory * KV_SHARE), KV_LIMIT_BYTES) // workers
+    shared = f", divided by {workers} workers" if workers > 1 else ""
+    reason = f"{size >> 20} MiB: a quarter of the host's memory, 4 GiB at most, unless set{shared}"
+    return ConfigPatch(changes={"kv_cache_memory_bytes": size}, reasons={"kv_cache_memory_bytes": reason})
 
 
-def start(device: DeviceFacts) -> None:
-    """Let torch use the cores that this process may use, and sleep where it waits; the user's `OMP_*` variables stay.
+def start(device: DeviceFacts, sharers: int = 1) -> None:
+    """Let torch use this process's share of the cores, and sleep where it waits; the user's `OMP_*` variables stay.
 
     Raises UnsupportedError where the native library that the user names cannot be used.
     """
@@ -39,4 +39,4 @@ def start(device: DeviceFacts) -> None:
 
     native.find()
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, int(device.properties.get("cores", "1"))))
+        torch.set_num_threads(max(1, int(device.properties.get("cores", "1")) // sharers))

@@ -54,7 +54,7 @@ CLAIMS: Mapping[str, Support] = MappingProxyType(
         "graphs": Unsupported("a host has no launches that a graph could save"),
         "sleep": Unsupported("weights already lie in host memory, there is nowhere to move them"),
         "quantization.weight_only": NotImplementedYet(_NATIVE),
-        "parallel.tensor": NotImplementedYet("one process uses all cores; sharing over NUMA nodes is not written"),
+        "parallel.tensor": Full(),
         "peer_copy": Unsupported("one host is one device"),
     }
 )
@@ -95,9 +95,9 @@ def programs(device: DeviceFacts) -> Sequence[ProgramOffer]:
 
 
 @hookimpl
-def start(device: DeviceFacts) -> None:
+def start(device: DeviceFacts, sharers: int) -> None:
     """Set the number of threads."""
-    platform.start(device)
+    platform.start(device, sharers)
 
 
 @hookimpl

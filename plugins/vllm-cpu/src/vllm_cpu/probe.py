@@ -17,6 +17,9 @@ from vllm_cpu import native
 
 INTERESTING = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 SMALL_SHM_BYTES = 64 << 20
+MAX_WORKERS = 8
+"""Processes that may share a model on one host. They divide its cores; beyond this they would mostly wait for each other."""
+
 UNLIMITED_BYTES = 1 << 60
 """A cgroup v1 without a limit shows a number near 2**63."""
 
@@ -70,6 +73,7 @@ def probe(root: Path = Path("/")) -> ProbeReport:
         memory_kind="host",
         memory_bytes=memory,
         driver_version=host.release(),
+        max_workers=MAX_WORKERS,
         properties={"cores": str(cores), "features": " ".join(flags), "numa_nodes": str(nodes)},
     )
     return ProbeReport(devices=(facts,), checks=tuple(look.checks))

@@ -71,6 +71,9 @@ class RewiredModel:
         self._positions = device.allocate("workspace", (1, max_tokens), torch.int64)
         self._types = device.allocate("workspace", (1, max_tokens), torch.int64)  # stays zero
 
+    def wanted(self, name: str, shape: tuple[int, ...]) -> None:
+        """All of every tensor: this track runs on one worker."""
+
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take ``weights`` by their checkpoint names; transformers maps them to its own.
 
@@ -90,7 +93,7 @@ class RewiredModel:
         _check_report(self.spec.classname, report)
         self._install(model)
 
-    def load_dummy(self, seed: int) -> None:
+    def load_dummy(self, seed: int, bound: float | None = None) -> None:
         """Draw random weights as transformers initialises them; equal for equal seeds."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

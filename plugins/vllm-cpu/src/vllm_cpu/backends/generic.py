@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from vllm_core.api import KVGroupSpec, KVLayout, Offer
+from vllm_core.api import KVGroupSpec, KVLayout, Offer, UnsupportedError
 from vllm_cpu.native import PACKAGED, VARIABLE
 
 PROVIDER = "vllm-cpu"
@@ -19,7 +19,15 @@ _OPS = "vllm_cpu.ops"
 
 
 def kv_layout(group: KVGroupSpec, dtype: str, tokens_per_block: int) -> KVLayout:
-    """A block holds its keys, then its values, each [tokens_per_block, heads, head size]. Pure."""
+    """A block holds its keys, then its values, each [tokens_per_block, heads, head size]. Pure. Raises UnsupportedError."""
+    if dtype not in ITEM_BYTES:
+        raise UnsupportedError(
+            "KV dtype is not offered",
+            on=f"{PROVIDER}, {dtype}",
+            found="no such layout",
+            expected=", ".join(ITEM_BYTES),
+            fix="choose another --kv-cache-dtype",
+        )
     block_bytes = 2 * tokens_per_block * group.num_kv_heads * group.head_size * ITEM_BYTES[dtype]
     return KVLayout(layout_id="cpu.keys-values.thd", dtype=dtype, tokens_per_block=tokens_per_block, block_bytes=block_bytes)
 
@@ -67,6 +75,12 @@ def offers() -> Sequence[Offer]:
             provider=PROVIDER,
             kind="vendor",
             ops=_entries("attention", "encoder_attention"),
+            dtypes=_DTYPES,
+        ),
+        Offer(
+            provider=PROVIDER,
+            kind="vendor",
+            ops=_entries("comm", "all_reduce", "all_gather", "reduce_scatter"),
             dtypes=_DTYPES,
         ),
         Offer(

@@ -141,6 +141,7 @@ def advance(state: BatchState, inputs: StepInputs, tokens: Tensor) -> None:
     step = view.decode
     if step is not None and inputs is step.inputs and inputs.max_seq_len < width:
         step.append(view, values)
+        view.computed[state.num_slots] = 0
         return
     view.computed[inputs.slots.numpy()] = inputs.seq_lens.numpy()
     slots = inputs.sample_slots.numpy()[: len(values)]
@@ -149,3 +150,4 @@ def advance(state: BatchState, inputs: StepInputs, tokens: Tensor) -> None:
         fits = ends < width
         slots, ends, values = slots[fits], ends[fits], values[fits]
     view.tokens[slots, ends] = values
+    view.computed[state.num_slots] = 0

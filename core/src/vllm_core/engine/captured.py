@@ -1,0 +1,122 @@
+"""Decode steps captured once per padded number of rows, and replayed.
+
+A step is captured when it is first asked for, so that start-up waits for none. Its input lies at a fixed address: the
+packed difference is copied so that its rows of `steps` begin at one offset whatever comes before them, which takes one
+copy for the update and the captured part alike. Padded rows belong to the padding slot.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from vllm_core.api import BatchState, Device, Graph, StepKey
+from vllm_core.api import batch as layout
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+log = logging.getLogger(__name__)
+
+LEAD_WORDS = 1 << 16
+"""Words before the rows: what a step may admit and still be replayed. Larger updates run eagerly."""
+
+NOT_CAPTURED = layout.F_LOGPROBS | layout.F_PROMPT_LOGPROBS | layout.F_MASK
+"""Features whose results have sizes of their own, or whose inputs the host brings in the middle of a step."""
+
+Body = Callable[[torch.Tensor, list[int], int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """A captured decode step of `size` rows, for the step of `key` among others."""
+
+    key: StepKey
+    size: int
+    graph: Graph
+
+    def serves(self, header: Sequence[int]) -> bool:
+        """Whether every row samples, and the update leaves room for the rows."""
+        lead = layout.HEADER_WORDS + header[layout.H_ADMITTED] * layout.ADMIT_WORDS + header[layout.H_TOKENS]
+        lead += 4 * header[layout.H_BLOCKS] + 5 * header[layout.H_EXTRA]
+        return header[layout.H_NUM_SAMPLED] == header[layout.H_SCHEDULED] and lead <= LEAD_WORDS
+
+
+class CapturedSteps:
+    """Graphs by padded size and features, and the buffers that their steps are staged in.
+
+    ``body(packed, header, features)`` runs the captured part. A capture that fails turns capturing off: steps then run
+    eagerly, and `failure` says why. `seconds` is what captures have taken so far.
+    """
+
+    def __init__(self, device: Device, state: BatchState, body: Body, sizes: Sequence[int], stages: int) -> None:
+        self.failure: str | None = None
+        self.seconds = 0.0
+        self._device, self._state, self._body = device, state, body
+        self._sizes = sorted(sizes)
+        self._graphs: dict[tuple[int, int], Graph] = {}
+        words = LEAD_WORDS + 4 * self._sizes[-1]
+        self._packed = device.allocate("state", (words,), torch.int32)
+        self._stages = [(device.pinned((words,), torch.int32), device.event()) for _ in range(stages)]
+        self._used = [False] * stages
+        self._padding = np.tile(np.array([state.num_slots, 1, 1, 0], dtype=np.int32), self._sizes[-1])
+
+    @property
+    def count(self) -> int:
+        """Graphs captured so far."""
+        return len(self._graphs)
+
+    def find(self, key: StepKey) -> CapturedStep | None:
+        """The captured step that serves ``key``; None where it has to run eagerly."""
+        plain = key.tokens_per_slot == 1 and key.tail == "sample" and not key.features & NOT_CAPTURED
+        if self.failure is not None or not plain or key.slots > self._sizes[-1]:
+            return None
+        size = self._sizes[bisect_left(self._sizes, key.slots)]
+        graph = self._graphs.get((size, key.features))
+        if graph is None:
+            graph = self._capture(size, key.features)
+            if graph is None:
+                return None
+        return CapturedStep(key, size, graph)
+
+    def _capture(self, size: int, features: int) -> Graph | None:
+        """Run the step on padding rows, which compiles what is not compiled yet, then capture it."""
+        started = time.perf_counter()
+        packed = self._packed[LEAD_WORDS - layout.HEADER_WORDS : LEAD_WORDS + 4 * size]
+        packed[layout.HEADER_WORDS :].copy_(torch.from_numpy(self._padding[: 4 * size]))
+        # The longest sequence and one more: a step in flight may overshoot the end.
+        longest = self._state.tokens.shape[1]
+        header = [layout.LAYOUT_VERSION, 0, 0, 0, 0, size, size, size, 1, longest]
+        header += [0] * (layout.HEADER_WORDS - len(header))
+        self._body(packed, header, features)
+        try:
+            graph = self._device.capture(lambda: self._body(packed, header, features))
+        except RuntimeError as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            log.warning("steps run eagerly: capturing one of %d rows failed: %s", size, self.failure)
+            return None
+        self._graphs[size, features] = graph
+        self.seconds += time.perf_counter() - started
+        return graph
+
+    def stage(self, step: CapturedStep, packed: npt.NDArray[np.int32], header: Sequence[int], turn: int) -> torch.Tensor:
+        """Copy a step's difference and its padded rows to the device; returns the difference there."""
+        rows = header[layout.H_SCHEDULED]
+        host, event = self._stages[turn]
+        if self._used[turn]:
+            event.wait()
+        begin, end = LEAD_WORDS - (len(packed) - 4 * rows), LEAD_WORDS + 4 * step.size
+        array = host.numpy()
+        array[begin : LEAD_WORDS + 4 * rows] = packed
+        array[LEAD_WORDS + 4 * rows : end] = self._padding[: end - LEAD_WORDS - 4 * rows]
+        self._packed[begin:end].copy_(host[begin:end], non_blocking=True)
+        event.record()
+        self._used[turn] = True
+        return self._packed[begin : LEAD_WORDS + 4 * rows]
