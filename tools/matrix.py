@@ -1,23 +1,26 @@
-"""The support matrix of README.md, from the manifests of this repository's installed platforms.
+"""The support matrix of README.md.
 
-python tools/matrix.py            write it between its marks
-python tools/matrix.py --check    exit with 1 if the README has another one
+python tools/matrix.py FILE...    write it from reports of the conformance suite, one a platform
+python tools/matrix.py            write the claims of this repository's installed platforms; levels stay as they are
+python tools/matrix.py --check    exit with 1 if the README has other claims than these
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vllm_core.api import CAPABILITIES, Full, Manifest, NotImplementedYet, Partial, Support, Unsupported, Versioned
+from vllm_conformance.matrix import BEGIN, END, LEVEL_ROW, markdown, matrix, replaced
+from vllm_conformance.report import read_report
+from vllm_conformance.subject import claims_data
+from vllm_core.api import Manifest
 from vllm_core.registry.discover import find
 from vllm_core.registry.load import Loaded, load
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN = "<!-- support matrix: written by tools/matrix.py -->"
-END = "<!-- end of the support matrix -->"
+UNKNOWN = "not measured"
 
 
 def manifests() -> list[tuple[str, Manifest]]:
@@ -33,48 +36,33 @@ def manifests() -> list[tuple[str, Manifest]]:
     return found
 
 
-def cell(support: Support) -> str:
-    """One word, and the cases of a partial claim."""
-    match support:
-        case Full():
-            return "yes"
-        case Versioned(since):
-            return f"since {since}"
-        case Partial(_, cases):
-            return f"partly: {', '.join(cases)}"
-        case NotImplementedYet():
-            return "not yet"
-        case Unsupported():
-            return "no"
+def claimed(platforms: Sequence[tuple[str, Manifest]], levels: Mapping[str, str]) -> str:
+    """The table of some manifests; ``levels`` by column."""
+    columns = [f"{name} ({manifest.support_level})" for name, manifest in platforms]
+    claims = [claims_data(manifest.claims) for _, manifest in platforms]
+    return markdown(columns, claims, [levels.get(column, UNKNOWN) for column in columns])
 
 
-def matrix(platforms: Sequence[tuple[str, Manifest]]) -> str:
-    """The table in Markdown: a row for each capability, a column for each platform."""
-    heads = [f"{name} ({manifest.support_level})" for name, manifest in platforms]
-    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    for name, capability in CAPABILITIES.items():
-        cells = [cell(manifest.claims[name]) for _, manifest in platforms]
-        lines.append(f"| `{name}`: {capability.doc} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def replaced(readme: str, table: str) -> str:
-    """The README with its table replaced. Raises ValueError if the marks are missing."""
-    head, _, rest = readme.partition(BEGIN)
-    _, mark, tail = rest.partition(END)
-    if not mark:
-        raise ValueError(f"README.md lacks {BEGIN!r} or {END!r}")
-    return f"{head}{BEGIN}\n{table}\n{END}{tail}"
+def levels_in(readme: str) -> dict[str, str]:
+    """The levels that the README's table has, by column."""
+    table = readme.partition(BEGIN)[2].partition(END)[0].splitlines()
+    cells = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in table if line.startswith("|")
+    }
+    return dict(zip(cells.get("", []), cells.get(LEVEL_ROW, []), strict=False))
 
 
 def main(arguments: list[str]) -> int:
     """Write or check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
     path = ROOT / "README.md"
     old = path.read_text(encoding="utf-8")
-    new = replaced(old, matrix(manifests()))
-    if parser.parse_args(arguments).check:
+    reports = [read_report(one) for one in options.files]
+    new = replaced(old, matrix(reports) if reports else claimed(manifests(), levels_in(old)))
+    if options.check:
         if new != old:
             print("README.md has an old support matrix\n  fix: python tools/matrix.py")
         return int(new != old)

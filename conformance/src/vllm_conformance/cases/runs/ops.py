@@ -1,0 +1,102 @@
+"""Runs one L2 case: the offers that accept its call site, each on the device and with nothing to fall back on.
+
+The platform's own offers are judged; core's reference takes their place only for an op that nobody else offers. Where all
+own offers reject the call site, that refusal is what is tried: a direct call must raise UnsupportedError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from vllm_conformance.case import Evidence, Subject
+from vllm_conformance.cases.op_classes import ANY_DTYPE, GRAPH, IN_PLACE, STRIDED
+from vllm_conformance.cases.runs.expect import first_dtype
+from vllm_conformance.cases.runs.refusal import Attempt, refused
+from vllm_core.api import OPS, Accepted, CallSite, Offer, Rejected, load_entry
+from vllm_core.ops.check import Judgement, Provider, Where, judge
+from vllm_core.ops.classes import parse
+
+
+def run_op(subject: Subject, params: Mapping[str, Any]) -> Evidence:
+    """PASS, FAIL, or what the refusal of the call site was."""
+    op = params["op"]
+    site = site_of(op, site_dtype(subject, params["dtype"]), params["seed"], params["shape"])
+    offers = serving(subject.offers, op)
+    verdicts = [(offer, offer.judge(site, subject.facts.architecture)) for offer in offers]
+    accepted = [offer for offer, verdict in verdicts if isinstance(verdict, Accepted)]
+    if accepted:
+        return _evidence([(offer, run_offer(subject, offer, params)) for offer in accepted], params["seed"])
+    rejections = [(offer, verdict) for offer, verdict in verdicts if isinstance(verdict, Rejected)]
+    return refused(subject, [_attempt(subject, offer, verdict, params) for offer, verdict in rejections])
+
+
+def run_offer(subject: Subject, offer: Offer, params: Mapping[str, Any]) -> Judgement:
+    """Judge one offer on the device; its memory there is given back."""
+    dtype = "float32" if params["op"] in ANY_DTYPE else params["dtype"]
+    layout = params["layout"]
+    where = Where(subject.device, strided=layout == STRIDED, in_place=layout == IN_PLACE, graph=layout == GRAPH)
+    try:
+        return judge(params["op"], provider_of(offer), dtype, params["seed"], params["shape"], where)
+    finally:
+        subject.device.release("workspace")
+
+
+def _attempt(subject: Subject, offer: Offer, verdict: Rejected, params: Mapping[str, Any]) -> Attempt:
+    return offer.provider, verdict, lambda: run_offer(subject, offer, params).problems
+
+
+def _evidence(judged: Sequence[tuple[Offer, Judgement]], seed: int) -> Evidence:
+    """One row for all offers; what differs is named by provider."""
+    calls: dict[str, int] = {}
+    for offer, _ in judged:
+        calls[offer.kind] = calls.get(offer.kind, 0) + 1
+    wrong = [f"{offer.provider}: {'; '.join(found.problems)}" for offer, found in judged if found.problems]
+    ties = sum(found.ties for _, found in judged)
+    return Evidence(
+        outcome="FAIL" if wrong else "PASS",
+        detail=" | ".join(wrong) or (f"{ties} tokens differ where rounding decides" if ties else ""),
+        seed=seed,
+        digest=judged[0][1].digest,
+        calls=calls,
+    )
+
+
+def serving(offers: Sequence[Offer], op: str) -> list[Offer]:
+    """The platform's own offers of an op, best first; without any, core's reference."""
+    mine = sorted((offer for offer in offers if op in offer.ops), key=lambda offer: -offer.priority)
+    return [offer for offer in mine if offer.kind != "reference"] or mine
+
+
+@cache
+def _load(entries: tuple[tuple[str, str], ...], layout: Any) -> Provider:
+    return Provider({op: load_entry(entry) for op, entry in entries}, layout)
+
+
+def provider_of(offer: Offer) -> Provider:
+    """The offer's callables, imported once."""
+    return _load(tuple(sorted(offer.ops.items())), offer.kv_layout)
+
+
+def site_dtype(subject: Subject, dtype: str) -> str:
+    """The model's dtype; for an op that does not depend on it, the first that is claimed."""
+    return first_dtype(subject) if dtype == "any" else dtype
+
+
+def site_of(op: str, dtype: str, seed: int, shape_class: str) -> CallSite:
+    """The call site that a case stands for."""
+    is_kv = OPS[op].family == "kv"
+    if not (is_kv or OPS[op].features):
+        return CallSite(op=op, role="conformance", dtype=dtype)
+    shape = parse(shape_class)
+    variant = shape.variant_of(seed, dtype)
+    return CallSite(
+        op=op,
+        role="conformance",
+        dtype=dtype,
+        kv_dtype=(variant.kv_dtype or dtype) if is_kv else None,
+        head_size=shape.head_size if is_kv else None,
+        tokens_per_block=shape.tokens_per_block if is_kv else None,
+        features=variant.features(op),
+    )
