@@ -11,7 +11,16 @@ from pathlib import Path
 import nox
 
 ROOT = Path(__file__).parent
-PACKAGES = {"core": "core", "conformance": "conformance", "cpu": "plugins/vllm-cpu"}
+PACKAGES = {
+    "core": "core",
+    "conformance": "conformance",
+    "cpu": "plugins/vllm-cpu",
+    "cuda": "plugins/vllm-cuda",
+    "toy": "examples/vllm-toy",
+    "toy-static": "examples/vllm-toy-static",
+}
+PLATFORMS = ["cpu", "toy", "toy-static"]
+EXAMPLES = ["examples/vllm-toy", "examples/vllm-toy-static"]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 nox.needs_version = ">=2024.10.9"
@@ -38,7 +47,7 @@ def install(session: nox.Session, *groups: str) -> None:
     """Install all packages from the checkout, and groups of pyproject.toml."""
     session.env.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"})
     requirements = [item for group in groups for item in nox.project.dependency_groups(PYPROJECT, group)]
-    editable = [argument for path in PACKAGES.values() for argument in ("-e", f"./{path}")]
+    editable = [argument for path in PACKAGES.values() if path not in EXAMPLES for argument in ("-e", f"./{path}")]
     session.install("-c", "constraints.txt", *editable, *requirements)
 
 
@@ -73,21 +82,30 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Tests that take minutes at most, real models included."""
+    """Tests that take minutes at most, real models included; the examples' in `examples`."""
     install(session, "test")
     models(session, "all")
-    paths = [f"{PACKAGES[name]}/tests" for name in chosen(session)]
+    paths = [f"{PACKAGES[name]}/tests" for name in chosen(session) if PACKAGES[name] not in EXAMPLES]
     pytest(session, "-m", "not slow", *paths, *([] if session.posargs else ["tests"]))
 
 
 @nox.session
-def conformance(session: nox.Session) -> None:
-    """What platforms claim, proved: ops against the reference and the count of patches; `-- cpu` names the platform."""
+def examples(session: nox.Session) -> None:
+    """Tests of the simulated accelerators; a C++ compiler is needed."""
     install(session, "test")
-    platforms = [name for name in chosen(session) if name not in {"core", "conformance"}]
-    for platform in platforms or ["cpu"]:
-        session.run("python", "-m", "vllm_conformance", "ops", "--platform", platform)
-        session.run("python", "-m", "vllm_conformance", "patches", "--platform", platform)
+    models(session, "demo")
+    session.install("--no-deps", *(argument for path in EXAMPLES for argument in ("-e", f"./{path}")))
+    pytest(session, *(f"{path}/tests" for path in EXAMPLES))
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """What platforms claim, proved by the suite; `-- cpu` names the platforms, `--subset=ci` runs the part that CI does."""
+    install(session, "test")
+    session.install("--no-deps", *(argument for path in EXAMPLES for argument in ("-e", f"./{path}")))
+    for platform in [name for name in session.posargs if not name.startswith("-")] or PLATFORMS:
+        out = f"conformance-report/{platform}"
+        session.run("vllm-core", "conformance", "run", "--platform", platform, "--out", out, *options(session))
 
 
 @nox.session

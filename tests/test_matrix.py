@@ -1,4 +1,4 @@
-"""The support matrix says what the manifests say."""
+"""The support matrix says what the manifests say, and keeps the levels that were measured."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ import pytest
 pytest.importorskip("vllm_cpu")
 
 from tools import matrix
-from vllm_core.api import CAPABILITIES, Full, NotImplementedYet, Partial, Unsupported, Versioned
+from vllm_core.api import CAPABILITIES
+from vllm_core.errors import ConfigError
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
-def test_the_readme_has_the_matrix_of_the_installed_manifests():
+def test_the_readme_has_the_claims_of_the_installed_manifests():
     platforms = matrix.manifests()
     assert "vllm-cpu" in dict(platforms)
-    assert matrix.replaced(README, matrix.matrix(platforms)) == README
+    assert matrix.replaced(README, matrix.claimed(platforms, matrix.levels_in(README))) == README
 
 
 def test_each_capability_has_a_row():
-    table = matrix.matrix(matrix.manifests())
-    assert [f"`{name}`" for name in CAPABILITIES if f"| `{name}`:" not in table] == []
+    table = matrix.claimed(matrix.manifests(), {})
+    assert [name for name in CAPABILITIES if f"| `{name}`:" not in table] == []
 
 
-@pytest.mark.parametrize(
-    ("support", "text"),
-    [
-        (Full(), "yes"),
-        (Versioned("driver>=550"), "since driver>=550"),
-        (Partial("slow", ("float32", "bfloat16")), "partly: float32, bfloat16"),
-        (NotImplementedYet("#1"), "not yet"),
-        (Unsupported("never"), "no"),
-    ],
-)
-def test_each_claim_has_its_word(support, text):
-    assert matrix.cell(support) == text
+def test_measured_levels_stay_when_claims_are_written_again():
+    platforms = [one for one in matrix.manifests() if one[0] == "vllm-cpu"]
+    column = f"vllm-cpu ({platforms[0][1].support_level})"
+    readme = matrix.replaced(README, matrix.claimed(platforms, {column: "L4"}))
+    assert matrix.levels_in(readme) == {column: "L4"}
+    assert "| conformance | L4 |" in matrix.claimed(platforms, matrix.levels_in(readme))
+
+
+def test_a_platform_that_was_not_measured_says_so():
+    assert f"| conformance | {matrix.UNKNOWN} |" in matrix.claimed(matrix.manifests()[:1], {})
 
 
 def test_a_readme_without_marks_is_an_error():
-    with pytest.raises(ValueError, match="lacks"):
+    with pytest.raises(ConfigError, match="No place for the support matrix"):
         matrix.replaced("# readme", "table")

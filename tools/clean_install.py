@@ -17,7 +17,10 @@ from tools.wheels import ROOT, Package, choose, packages
 # Run outside the checkout, so that only the installed files can be found.
 _CHECKS = {
     "vllm-core": ("import vllm_core, vllm_core.launch; vllm_core.LLM", ("vllm-core", "--help")),
-    "vllm-conformance": ("import vllm_conformance.opcheck, vllm_conformance.patches", None),
+    "vllm-conformance": ("import vllm_conformance.run, vllm_conformance.patches", ("vllm-core", "conformance", "--help")),
+    "vllm-toy": ("import vllm_toy.plugin", ("vllm-core", "platforms", "list")),
+    "vllm-toy-static": ("import vllm_toy_static.plugin", ("vllm-core", "platforms", "list")),
+    "vllm-cuda": ("import vllm_cuda.plugin", ("vllm-core", "platforms", "list")),
     "vllm-cpu": ("import vllm_cpu.plugin", ("vllm-core", "platforms", "list")),
 }
 

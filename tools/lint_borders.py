@@ -115,7 +115,7 @@ def vendor(source: Source) -> Iterator[Breach]:
 def imports(source: Source) -> Iterator[Breach]:
     """Imports across a border. Imports for type checkers alone may name torch, and nothing else may be excused."""
     found = list(imports_of(source.tree))
-    if source.path.startswith("plugins/") and "/src/" in source.path:
+    if source.path.startswith(("plugins/", "examples/")) and "/src/" in source.path:
         for number, name, _ in found:
             if _within(name, "vllm_core") and not _within(name, _PLUGIN_ALLOWED):
                 yield Breach(

@@ -1,0 +1,107 @@
+"""The CUDA driver and NVML through ctypes: facts only, no context is created.
+
+CUDA Driver API reference, sections "Device Management" and "Error Handling"; NVML API reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import uuid
+from dataclasses import dataclass
+
+_MAJOR, _MINOR, _MULTIPROCESSORS, _INTEGRATED, _L2, _SHARED = 75, 76, 16, 18, 38, 97
+
+
+class DriverError(Exception):
+    """A call failed; the text says which and how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device as the driver reports it, in the order of its enumeration."""
+
+    index: int
+    id: str
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    integrated: bool
+    multiprocessors: int
+    l2_bytes: int
+    shared_bytes: int
+
+    @property
+    def architecture(self) -> str:
+        """Such as ``sm_90``."""
+        return f"sm_{self.capability[0]}{self.capability[1]}"
+
+
+class Driver:
+    """libcuda.so.1, initialised. Raises OSError where it is missing, DriverError where it does not start."""
+
+    def __init__(self, library: str = "libcuda.so.1") -> None:
+        self._library = ctypes.CDLL(library)
+        self._call("cuInit", 0)
+
+    def version(self) -> tuple[int, int]:
+        """Newest CUDA version that the driver supports."""
+        value = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(value))
+        return value.value // 1000, value.value % 1000 // 10
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All devices that this process may see."""
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        return tuple(self._gpu(index) for index in range(count.value))
+
+    def _gpu(self, index: int) -> Gpu:
+        device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), index)
+        name, raw, size = ctypes.create_string_buffer(128), (ctypes.c_ubyte * 16)(), ctypes.c_size_t()
+        self._call("cuDeviceGetName", name, len(name), device)
+        self._call("cuDeviceGetUuid_v2", ctypes.byref(raw), device)
+        self._call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
+
+        def attribute(number: int) -> int:
+            value = ctypes.c_int()
+            self._call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
+            return value.value
+
+        return Gpu(
+            index=index,
+            id=f"GPU-{uuid.UUID(bytes=bytes(raw))}",
+            name=name.value.decode(errors="replace"),
+            capability=(attribute(_MAJOR), attribute(_MINOR)),
+            memory_bytes=size.value,
+            integrated=bool(attribute(_INTEGRATED)),
+            multiprocessors=attribute(_MULTIPROCESSORS),
+            l2_bytes=attribute(_L2),
+            shared_bytes=attribute(_SHARED),
+        )
+
+    def _call(self, name: str, *arguments: object) -> None:
+        function = getattr(self._library, name, None)
+        if function is None:
+            raise DriverError(f"{name} is missing in the driver")
+        status = function(*arguments)
+        if status:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorName(status, ctypes.byref(text))
+            raise DriverError(f"{name}: {(text.value or b'unknown error').decode()} ({status})")
+
+
+def nvml_version(library: str = "libnvidia-ml.so.1") -> str:
+    """The driver's own version through NVML. Raises OSError or DriverError."""
+    nvml = ctypes.CDLL(library)
+    status = nvml.nvmlInit_v2()
+    if status:
+        raise DriverError(f"nvmlInit_v2: status {status}")
+    try:
+        text = ctypes.create_string_buffer(96)
+        status = nvml.nvmlSystemGetDriverVersion(text, len(text))
+        if status:
+            raise DriverError(f"nvmlSystemGetDriverVersion: status {status}")
+        return text.value.decode(errors="replace")
+    finally:
+        nvml.nvmlShutdown()

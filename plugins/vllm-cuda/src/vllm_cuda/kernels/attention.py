@@ -1,0 +1,270 @@
+"""Paged attention with online softmax (Milakov and Gimelshein 2018; Dao et al. 2022), query heads of one KV head packed.
+
+Two kernels serve a mixed batch: `extend` takes rows of several queries, tile by tile; `decode` takes rows of one query and
+splits their keys over programs (Dao et al. 2023, "Flash-Decoding"). Each skips the rows of the other, so no host needs to
+know which is which.
+
+The cache of a layer is [blocks, 2, HK, TPB, D]: the tokens of one head in a block lie together, keys at 0. Scores are kept
+in units of log2, so that exp2 serves.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vllm_cuda.kernels.pdl import trigger, wait
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def scores(q, k, position, keys, scale, soft_cap, window, CAP: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr):
+    """Scaled, capped and masked products of a tile [M, D] and keys [N, D], in log2 units."""
+    product = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if CAP:
+        x = product * (scale / soft_cap)
+        product = soft_cap * (2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0) * LOG2E
+    else:
+        product = product * (scale * LOG2E)
+    if MASK:
+        seen = keys[None, :] <= position[:, None]
+        if WINDOW:
+            seen &= keys[None, :] > position[:, None] - window
+        product = tl.where(seen, product, float("-inf"))
+    return product
+
+
+@triton.jit
+def absorb(product, v, total, largest, acc):
+    """One step of the online softmax over scores [M, N] and values [N, D]."""
+    highest = tl.maximum(largest, tl.max(product, 1))
+    # A tile in which a query sees nothing leaves -inf, and -inf - -inf is no number.
+    safe = tl.where(highest == float("-inf"), 0.0, highest)
+    shrink = tl.exp2(largest - safe)
+    weights = tl.exp2(product - safe[:, None])
+    total = total * shrink + tl.sum(weights, 1)
+    acc = acc * shrink[:, None]
+    acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+    return total, highest, acc
+
+
+@triton.jit
+def tile_of(
+    cache, block_table, row, table_stride, block_stride, start, kv_head, HK: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Offsets of the keys of tokens start .. start + BLOCK_N of a row; the values lie HK * TPB * D further."""
+    keys = start + tl.arange(0, BLOCK_N)
+    columns = tl.arange(0, BLOCK_D)
+    if BLOCK_N <= TPB:
+        block = tl.load(block_table + row * table_stride + start // TPB).to(tl.int64)
+        base = block * block_stride + (kv_head * TPB + start % TPB) * D
+        return base + (tl.arange(0, BLOCK_N)[:, None] * D + columns[None, :])
+    else:
+        blocks = tl.load(block_table + row * table_stride + keys // TPB).to(tl.int64)
+        places = blocks * block_stride + (kv_head * TPB + keys % TPB) * D
+        return places[:, None] + columns[None, :]
+
+
+@triton.jit
+def extend_span(
+    q, total, largest, acc, cache, descriptor, block_table, row, table_stride, block_stride, kv_head, position, low, high,
+    length, scale, soft_cap, window, HK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, TMA: tl.constexpr,
+    STAGES: tl.constexpr
+):  # fmt: skip
+    """Attend to keys low .. high, both multiples of BLOCK_N."""
+    for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
+        keys = start + tl.arange(0, BLOCK_N)
+        if TMA:
+            block = tl.load(block_table + row * table_stride + start // TPB)
+            line = (block * 2 * HK + kv_head) * TPB + start % TPB
+            k = descriptor.load([line, 0])
+            v = descriptor.load([line + HK * TPB, 0])
+        else:
+            at = tile_of(cache, block_table, row, table_stride, block_stride, start, kv_head, HK, D, BLOCK_D, TPB, BLOCK_N)
+            if MASK or BLOCK_D != D:
+                # A tile may reach past the sequence, into slots that were never written.
+                inside = (keys < length)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+                k = tl.load(cache + at, mask=inside, other=0.0)
+                v = tl.load(cache + at + HK * TPB * D, mask=inside, other=0.0)
+            else:
+                k = tl.load(cache + at)
+                v = tl.load(cache + at + HK * TPB * D)
+        product = scores(q, k.to(q.dtype), position, keys, scale, soft_cap, window, CAP, WINDOW, MASK)
+        if TMA and MASK:
+            v = tl.where((keys < length)[:, None], v, 0.0)
+        total, largest, acc = absorb(product, v.to(q.dtype), total, largest, acc)
+    return total, largest, acc
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tiles", "window", "table_stride"])
+def extend(
+    out, q, cache, descriptor, block_table, query_start, seq_lens, num_rows, num_tiles, q_token, q_head, out_token, out_head,
+    table_stride, block_stride, scale, soft_cap, window, HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAP: tl.constexpr, WINDOW: tl.constexpr, SINGLES: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
+    """A tile of BLOCK_M // GP queries of one row, all G heads of one KV head; GP is G's next power of two.
+
+    Row s has tiles from query_start[s] // BLOCK_Q + s on, one more than it may need: found by bisection, the tiles with the
+    most keys first. SINGLES: rows of one query are computed too, else left to `decode`.
+    """
+    BLOCK_Q: tl.constexpr = BLOCK_M // GP
+    tile = num_tiles - 1 - tl.program_id(1)
+    kv_head = tl.program_id(0)
+    low, high = 0, num_rows
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(query_start + middle) // BLOCK_Q + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    row = low - 1
+    begin = tl.load(query_start + row)
+    count = tl.load(query_start + row + 1) - begin
+    first = (tile - (begin // BLOCK_Q + row)) * BLOCK_Q
+    if first >= count:
+        return
+    if not SINGLES:
+        if count == 1:
+            return
+    length = tl.load(seq_lens + row)
+    lanes = tl.arange(0, BLOCK_M)
+    local = first + lanes // GP
+    member = lanes % GP
+    valid = (local < count) & (member < G)
+    position = tl.minimum(length - count + local, length - 1)
+    columns = tl.arange(0, BLOCK_D)
+    inside = valid[:, None] & (columns < D)[None, :]
+    head = kv_head * G + member
+    token = (begin + local).to(tl.int64)
+    query = tl.load(q + token[:, None] * q_token + head[:, None] * q_head + columns[None, :], mask=inside, other=0.0)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    oldest = length - count + first
+    newest = tl.minimum(oldest + BLOCK_Q, length)
+    begin_keys = 0
+    full_from = 0
+    if WINDOW:
+        begin_keys = tl.maximum(oldest - window + 1, 0) // BLOCK_N * BLOCK_N
+        full_from = tl.maximum(newest - window, 0)
+        full_from = (full_from + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    full_to = (oldest + 1) // BLOCK_N * BLOCK_N
+    end_keys = (newest + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    if WINDOW:
+        full_from = tl.minimum(full_from, end_keys)
+        full_to = tl.maximum(full_to, full_from)
+        total, largest, acc = extend_span(
+            query, total, largest, acc, cache, descriptor, block_table, row, table_stride, block_stride, kv_head, position,
+            begin_keys, full_from, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True, TMA,
+            STAGES
+        )  # fmt: skip
+    total, largest, acc = extend_span(
+        query, total, largest, acc, cache, descriptor, block_table, row, table_stride, block_stride, kv_head, position,
+        full_from, full_to, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, False, TMA, STAGES
+    )  # fmt: skip
+    total, largest, acc = extend_span(
+        query, total, largest, acc, cache, descriptor, block_table, row, table_stride, block_stride, kv_head, position,
+        full_to, end_keys, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True, TMA, STAGES
+    )  # fmt: skip
+    result = acc / total[:, None]
+    target = out + token[:, None] * out_token + head[:, None] * out_head + columns[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def merge(
+    target, partial, sums, base, used, splits, out_head, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    SPANS: tl.constexpr
+):  # fmt: skip
+    """Write the spans of a row and KV head as one: their means weighted by their sums, SPANS of them at a time."""
+    columns = tl.arange(0, BLOCK_D)
+    for member in tl.static_range(G):
+        largest = float("-inf")
+        total = 0.0
+        acc = tl.zeros([BLOCK_D], tl.float32)
+        for start in range(0, used, SPANS):
+            span = start + tl.arange(0, SPANS)
+            at = base + member * splits + span
+            there = span < used
+            logs = tl.load(sums + at, mask=there, other=float("-inf"), cache_modifier=".cg")
+            inside = there[:, None] & (columns < D)[None, :]
+            parts = tl.load(partial + at[:, None] * D + columns[None, :], mask=inside, other=0.0, cache_modifier=".cg")
+            highest = tl.maximum(largest, tl.max(logs, 0))
+            shrink = tl.exp2(largest - highest)
+            weight = tl.exp2(logs - highest)
+            acc = acc * shrink + tl.sum(parts * weight[:, None], 0)
+            total = total * shrink + tl.sum(weight, 0)
+            largest = highest
+        tl.store(target + member * out_head + columns, (acc / total).to(target.dtype.element_ty), mask=columns < D)
+
+
+@triton.jit(do_not_specialize=["splits", "window", "table_stride"])
+def decode(
+    out, partial, sums, locks, q, cache, block_table, query_start, seq_lens, q_token, q_head, out_token, out_head,
+    table_stride, block_stride, scale, soft_cap, window, splits, HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_N: tl.constexpr, CAP: tl.constexpr,
+    WINDOW: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """One row's query and the G heads of a KV head, over one of at most `splits` spans; GP >= 16 pads G for the dot.
+
+    With SPLIT each program leaves float32 partial [row, head, split, D] and sums [row, head, split], the log2 of its
+    span's sum; the last one of a row and KV head to end puts them together, in their order. Locks are zero before and
+    after.
+    """
+    trigger(PDL)
+    row = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    wait(PDL)
+    begin = tl.load(query_start + row)
+    if tl.load(query_start + row + 1) - begin != 1:
+        return
+    length = tl.load(seq_lens + row)
+    oldest = 0
+    if WINDOW:
+        oldest = tl.maximum(length - window, 0) // BLOCK_N * BLOCK_N
+    span = ((length - oldest + splits - 1) // splits + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    low = oldest + split * span
+    if low >= length:
+        return
+    member = tl.arange(0, GP)
+    columns = tl.arange(0, BLOCK_D)
+    inside = (member < G)[:, None] & (columns < D)[None, :]
+    head = kv_head * G + member
+    token = begin.to(tl.int64)
+    query = tl.load(q + token * q_token + head[:, None] * q_head + columns[None, :], mask=inside, other=0.0)
+    position = tl.zeros([GP], tl.int32) + (length - 1)
+    high = tl.minimum(low + span, length)
+    total = tl.zeros([GP], tl.float32)
+    largest = tl.full([GP], float("-inf"), tl.float32)
+    acc = tl.zeros([GP, BLOCK_D], tl.float32)
+    for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
+        keys = start + tl.arange(0, BLOCK_N)
+        at = tile_of(cache, block_table, row, table_stride, block_stride, start, kv_head, HK, D, BLOCK_D, TPB, BLOCK_N)
+        there = (keys < length)[:, None] & (columns < D)[None, :]
+        k = tl.load(cache + at, mask=there, other=0.0).to(query.dtype)
+        v = tl.load(cache + at + HK * TPB * D, mask=there, other=0.0).to(query.dtype)
+        product = scores(query, k, position, keys, scale, soft_cap, window, CAP, WINDOW, True)
+        total, largest, acc = absorb(product, v, total, largest, acc)
+    result = acc / total[:, None]
+    whole = True
+    if SPLIT:
+        used = (length - oldest + span - 1) // span
+        if used > 1:
+            whole = False
+            base = ((row * HK + kv_head) * G * splits).to(tl.int64)
+            mine = base + member * splits + split
+            tl.store(partial + mine[:, None] * D + columns[None, :], result, mask=inside)
+            tl.store(sums + mine, largest + tl.log2(total), mask=member < G)
+            tl.debug_barrier()
+            if tl.atomic_add(locks + row * HK + kv_head, 1, sem="acq_rel") == used - 1:
+                first = out + token * out_token + kv_head * G * out_head
+                merge(first, partial, sums, base, used, splits, out_head, G, D, BLOCK_D, 8)
+                tl.atomic_xchg(locks + row * HK + kv_head, 0, sem="relaxed")
+    if whole:
+        target = out + token * out_token + head[:, None] * out_head + columns[None, :]
+        tl.store(target, result.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,53 @@
+"""Embedding, gather, and gated activations."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vllm_cuda.kernels.pdl import trigger, wait
+
+SILU = tl.constexpr(0)
+GELU = tl.constexpr(1)
+GELU_TANH = tl.constexpr(2)
+
+
+@triton.jit
+def gather_rows(out, x, rows, scale, SIZE: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr):
+    """out[i] = x[rows[i]] (* scale), one program a row and a block of columns."""
+    trigger(PDL)
+    wait(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    source = tl.load(rows + row).to(tl.int64)
+    value = tl.load(x + source * SIZE + columns, mask=mask)
+    if SCALED:
+        value = (value.to(tl.float32) * scale).to(out.dtype.element_ty)
+    tl.store(out + row * SIZE + columns, value, mask=mask)
+
+
+@triton.jit
+def activate(gate, KIND: tl.constexpr):
+    """silu, gelu or its tanh form, of float32."""
+    if KIND == 0:
+        result = gate / (1.0 + tl.exp(-gate))
+    elif KIND == 1:
+        result = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    else:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        result = gate / (1.0 + tl.exp(-2.0 * inner))
+    return result
+
+
+@triton.jit
+def gated_activation(out, x, SIZE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr):
+    """out [T, SIZE] = f(x[:, :SIZE]) * x[:, SIZE:]."""
+    trigger(PDL)
+    wait(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    gate = tl.load(x + row * 2 * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * SIZE + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * SIZE + columns, (activate(gate, KIND) * up).to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,123 @@
+"""Sampling without a sort: the vocabulary in chunks, in three passes.
+
+`measure` finds each chunk's largest logit and whether it is finite. `weigh` sums exp((logit - max) / temperature) per chunk
+in float64. `draw` finds the chunk in which the cumulative weight passes u times the total, and the token in it. u comes
+from Philox4x32-10 (Salmon et al. 2011), counter (length, 0, 0, 0), key the request's seed.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vllm_cuda.kernels.pdl import trigger, wait
+
+
+@triton.jit
+def measure(largest, where, logits, V, chunks, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Largest logit of a row's chunk and its lowest index; NaN and +inf win over all."""
+    trigger(PDL)
+    wait(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    column = chunk * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(logits + row * V + column, mask=column < V, other=float("-inf"))
+    value = tl.where(value == value, value, float("inf"))
+    highest = tl.max(value, 0)
+    tl.store(largest + row * chunks + chunk, highest)
+    index = tl.where((value == highest) & (column < V), column, 2147483647)
+    tl.store(where + row * chunks + chunk, tl.min(index, 0))
+
+
+@triton.jit
+def pick(tokens, nonfinite, highest, largest, where, chunks, BLOCK_C: tl.constexpr, PDL: tl.constexpr):
+    """The greedy token of a row, and whether its logits are unusable."""
+    trigger(PDL)
+    wait(PDL)
+    row = tl.program_id(0)
+    chunk = tl.arange(0, BLOCK_C)
+    value = tl.load(largest + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
+    best = tl.max(value, 0)
+    index = tl.load(where + row * chunks + chunk, mask=chunk < chunks, other=2147483647)
+    tl.store(tokens + row, tl.min(tl.where(value == best, index, 2147483647), 0))
+    tl.store(nonfinite + row, (best == float("inf")) | (best == float("-inf")))
+    tl.store(highest + row, best)
+
+
+@triton.jit
+def weigh(
+    sums, logits, highest, records, slots, V, chunks, WORDS: tl.constexpr, TEMPERATURE: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr
+):  # fmt: skip
+    """Sum of a chunk's weights; rows at temperature 0 are skipped."""
+    trigger(PDL)
+    wait(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    slot = tl.load(slots + row)
+    temperature = tl.load(records + slot * WORDS + TEMPERATURE).to(tl.float32, bitcast=True)
+    if temperature <= 0.0:
+        return
+    column = chunk * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(logits + row * V + column, mask=column < V, other=float("-inf"))
+    weight = tl.exp((value - tl.load(highest + row)) / temperature)
+    tl.store(sums + row * chunks + chunk, tl.sum(weight.to(tl.float64), 0))
+
+
+@triton.jit
+def uniform(low, high, position):
+    """The first word of Philox4x32-10 over 2**32, in float64."""
+    c0 = position.to(tl.uint32)
+    c1 = c0 * 0
+    c2 = c0 * 0
+    c3 = c0 * 0
+    k0 = low.to(tl.uint32, bitcast=True)
+    k1 = high.to(tl.uint32, bitcast=True)
+    for _ in tl.static_range(10):
+        p0 = c0.to(tl.uint64) * 0xD2511F53
+        p1 = c2.to(tl.uint64) * 0xCD9E8D57
+        next0 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        next2 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1 = p1.to(tl.uint32)
+        c3 = p0.to(tl.uint32)
+        c0 = next0
+        c2 = next2
+        k0 = k0 + 0x9E3779B9
+        k1 = k1 + 0xBB67AE85
+    return c0.to(tl.float64) * 2.3283064365386963e-10
+
+
+@triton.jit
+def draw(
+    tokens, sums, logits, highest, records, slots, lengths, V, chunks, WORDS: tl.constexpr, TEMPERATURE: tl.constexpr,
+    SEED_LOW: tl.constexpr, SEED_HIGH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """The first token, in index order, at which the cumulative weight exceeds u times the total."""
+    trigger(PDL)
+    wait(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    temperature = tl.load(records + slot * WORDS + TEMPERATURE).to(tl.float32, bitcast=True)
+    best = tl.load(highest + row)
+    if (temperature <= 0.0) | (best == float("inf")) | (best == float("-inf")):
+        return
+    low = tl.load(records + slot * WORDS + SEED_LOW)
+    high = tl.load(records + slot * WORDS + SEED_HIGH)
+    u = uniform(low, high, tl.load(lengths + row))
+    chunk = tl.arange(0, BLOCK_C)
+    parts = tl.load(sums + row * chunks + chunk, mask=chunk < chunks, other=0.0)
+    running = tl.cumsum(parts, 0)
+    target = u * tl.sum(parts, 0)
+    passed = (running > target) & (chunk < chunks)
+    # Rounding may leave the total below the target: then the last chunk with any weight has it.
+    found = tl.min(tl.where(passed, chunk, 2147483647), 0)
+    last = tl.max(tl.where(parts > 0.0, chunk, 0), 0)
+    found = tl.minimum(found, last)
+    before = tl.sum(tl.where(chunk < found, parts, 0.0), 0)
+    column = found * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(logits + row * V + column, mask=column < V, other=float("-inf"))
+    weight = tl.exp((value - best) / temperature).to(tl.float64)
+    inner = tl.cumsum(weight, 0) + before
+    token = tl.min(tl.where(inner > target, column, 2147483647), 0)
+    heaviest = tl.max(tl.where(weight > 0.0, column, 0), 0)
+    tl.store(tokens + row, tl.minimum(token, heaviest))

@@ -1,0 +1,156 @@
+"""Paged attention: which kernels run for a step, and with what block sizes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vllm_cuda.kernels import attention
+from vllm_cuda.ops.cache import KV
+from vllm_cuda.ops.launch import Scratch, power_of_2
+from vllm_cuda.tuning import active
+
+MAX_SPLITS = 64
+_SCRATCH = Scratch("spans of split keys", 64 << 20)
+_LOCKS = Scratch("rows of split keys", 64 << 10, zero=True)
+
+
+def paged_attention(
+    out: Tensor,
+    q: Tensor,
+    kv: KV,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float,
+    window: int,
+    soft_cap: float,
+) -> None:
+    """Causal attention over the paged KV: q and out [T,Hq,D], int32 block_table [S,B]."""
+    num_tokens = q.shape[0]
+    if not num_tokens:
+        return
+    shape = {
+        "HK": kv.num_heads,
+        "G": q.shape[1] // kv.num_heads,
+        "D": kv.head_size,
+        "BLOCK_D": max(16, power_of_2(kv.head_size)),
+        "TPB": kv.tokens_per_block,
+        "CAP": soft_cap > 0.0,
+        "WINDOW": window > 0,
+    }
+    num_rows = seq_lens.shape[0]
+    masks = (scale, soft_cap if soft_cap > 0.0 else 1.0, window)
+    if max_query_len > 1:
+        _extend(out, q, kv, block_table, query_start, seq_lens, masks, shape)
+    if max_query_len == 1 or num_rows > 1:
+        _decode(out, q, kv, block_table, query_start, seq_lens, max_seq_len, masks, shape)
+
+
+def _extend(
+    out: Tensor,
+    q: Tensor,
+    kv: KV,
+    block_table: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    masks: tuple[float, float, int],
+    shape: dict[str, int | bool],
+) -> None:
+    tuning = active().extend if kv.head_size <= 128 and q.element_size() == 2 else active().extend_wide
+    padded = power_of_2(int(shape["G"]))
+    block_m = max(16, tuning.block_m, padded)
+    block_n = min(tuning.block_n, kv.tokens_per_block) if kv.tokens_per_block >= 16 else tuning.block_n
+    num_rows = seq_lens.shape[0]
+    tiles = q.shape[0] // (block_m // padded) + num_rows
+    use_tma = tuning.tma and shape["BLOCK_D"] == shape["D"] and block_n <= kv.tokens_per_block and q.dtype == kv.lines.dtype
+    attention.extend[(kv.num_heads, tiles)](
+        out,
+        q,
+        kv.blocks,
+        _descriptor(kv, block_n) if use_tma else kv.blocks,
+        block_table,
+        query_start,
+        seq_lens,
+        num_rows,
+        tiles,
+        *q.stride()[:2],
+        *out.stride()[:2],
+        block_table.stride(0),
+        kv.block_stride,
+        *masks,
+        GP=padded,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        SINGLES=num_rows == 1,
+        TMA=use_tma,
+        STAGES=tuning.stages,
+        num_warps=tuning.warps,
+        num_stages=tuning.stages,
+        **shape,
+    )
+
+
+def _descriptor(kv: KV, block_n: int) -> object:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(kv.lines, list(kv.lines.shape), list(kv.lines.stride()), [block_n, kv.head_size])
+
+
+def splits_of(num_rows: int, num_heads: int, max_seq_len: int) -> int:
+    """Spans that the keys of each row are cut into: enough programs to fill the chip, none of less than a few tiles."""
+    chip = active()
+    wanted = chip.multiprocessors * chip.decode.waves
+    most = max(1, -(-max_seq_len // (2 * chip.decode.block_n)))
+    return max(1, min(wanted // max(1, num_rows * num_heads), most, MAX_SPLITS))
+
+
+def _decode(
+    out: Tensor,
+    q: Tensor,
+    kv: KV,
+    block_table: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    masks: tuple[float, float, int],
+    shape: dict[str, int | bool],
+) -> None:
+    chip = active()
+    tuning = chip.decode
+    num_rows, num_heads = seq_lens.shape[0], q.shape[1]
+    splits = splits_of(num_rows, kv.num_heads, min(max_seq_len, masks[2] or max_seq_len))
+    cells = num_rows * num_heads * splits
+    scratch, locks = _SCRATCH.get(q.device), _LOCKS.get(q.device)
+    if 4 * cells * (kv.head_size + 1) > scratch.numel() or 4 * num_rows * kv.num_heads > locks.numel():
+        splits, cells = 1, 0
+    sums = scratch[: 4 * cells].view(torch.float32)
+    partial = scratch[4 * cells : 4 * cells * (kv.head_size + 1)].view(torch.float32)
+    attention.decode[(num_rows, kv.num_heads, splits)](
+        out,
+        partial if splits > 1 else out,
+        sums if splits > 1 else out,
+        locks.view(torch.int32),
+        q,
+        kv.blocks,
+        block_table,
+        query_start,
+        seq_lens,
+        *q.stride()[:2],
+        *out.stride()[:2],
+        block_table.stride(0),
+        kv.block_stride,
+        *masks,
+        splits,
+        GP=max(16, power_of_2(int(shape["G"]))),
+        BLOCK_N=min(tuning.block_n, kv.tokens_per_block) if kv.tokens_per_block >= 16 else tuning.block_n,
+        SPLIT=splits > 1,
+        STAGES=tuning.stages,
+        PDL=chip.pdl,
+        num_warps=tuning.warps,
+        num_stages=tuning.stages,
+        launch_pdl=chip.pdl,
+        **shape,
+    )

@@ -1,0 +1,153 @@
+"""Matrix products: kernels of our own for few rows, whose time is that of reading the weight, and cuBLAS for many.
+
+The fused forms take what lies around the product into the kernel where there are few rows, and put it around cuBLAS
+where there are many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vllm_cuda.kernels import linear as kernels
+from vllm_cuda.ops.elementwise import KINDS, gated_activation
+from vllm_cuda.ops.launch import Scratch
+from vllm_cuda.ops.norm import rms_norm
+from vllm_cuda.tuning import active
+
+FEW, FEW_SMALL = 64, 128
+"""Rows up to which our kernels read a weight as fast as cuBLAS, and take more along; of small weights launches count more."""
+
+SMALL_WEIGHT = 8 << 20
+"""Elements of a small weight."""
+
+_PLAIN, _ADD, _GATED = 0, 1, 2
+_PARTS = Scratch("parts of split products", 32 << 20)
+_LOCKS = Scratch("tiles of split products", 64 << 10, zero=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight [N,K] as it is, its transposed view for cuBLAS, its bias, and how many rows of x our kernels take."""
+
+    weight: Tensor
+    transposed: Tensor
+    bias: Tensor | None
+    few: int
+
+
+def linear_pack(weight: Tensor, bias: Tensor | None, readers: Sequence[str]) -> Packed:
+    """Keep the weight; `readers` does not matter here."""
+    few = FEW_SMALL if weight.numel() <= SMALL_WEIGHT else FEW
+    readable = weight.dtype != torch.float32 and weight.shape[1] % 128 == 0
+    return Packed(weight, weight.t(), bias, few if readable else 0)
+
+
+def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
+    """``out = x @ weight.T + bias``; a float32 out of narrower x is not rounded in between."""
+    if x.shape[0] <= weight.few:
+        _few(out, x, weight, _PLAIN)
+        return
+    if out.dtype == x.dtype:
+        torch.mm(x, weight.transposed, out=out)
+    else:
+        torch.mm(x, weight.transposed, out_dtype=out.dtype, out=out)
+    if weight.bias is not None:
+        out.add_(weight.bias)
+
+
+def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed) -> None:
+    """``residual += x @ weight.T + bias``; ``delta`` is scratch."""
+    if x.shape[0] <= weight.few:
+        _few(residual, x, weight, _ADD)
+        return
+    residual.addmm_(x, weight.transposed)
+    if weight.bias is not None:
+        residual.add_(weight.bias)
+
+
+def rms_norm_linear(out: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: float, weight: Packed) -> None:
+    """``out = rms_norm(x) @ weight.T + bias``; ``normed`` is scratch."""
+    if weight.few and x.shape[0] == 1:
+        _few(out, x, weight, _PLAIN, norm=norm, eps=eps)
+        return
+    rms_norm(normed, x, norm, eps)
+    linear(out, normed, weight)
+
+
+def rms_norm_gated_linear(
+    out: Tensor, wide: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: float, weight: Packed, kind: str
+) -> None:
+    """``out = f(gate) * up`` with [gate, up] = rms_norm(x) @ weight.T + bias; ``wide`` and ``normed`` are scratch."""
+    few = x.shape[0] <= weight.few
+    if few and x.shape[0] == 1:
+        _few(out, x, weight, _GATED, norm=norm, eps=eps, kind=kind)
+        return
+    rms_norm(normed, x, norm, eps)
+    if few:
+        _few(out, normed, weight, _GATED, kind=kind)
+        return
+    linear(wide, normed, weight)
+    gated_activation(out, wide, kind)
+
+
+def _few(
+    out: Tensor, x: Tensor, weight: Packed, epilogue: int, *, norm: Tensor | None = None, eps: float = 0.0, kind: str = "silu"
+) -> None:
+    count, columns = x.shape
+    if not count:
+        return
+    x = x.contiguous()
+    rows = weight.weight.shape[0] // (2 if epilogue == _GATED else 1)
+    bias = out if weight.bias is None else weight.bias
+    chip = active()
+    fixed = {
+        "K": columns,
+        "BIAS": weight.bias is not None,
+        "EPILOGUE": epilogue,
+        "KIND": KINDS[kind],
+        "PDL": chip.pdl,
+        "launch_pdl": chip.pdl,
+    }
+    if count == 1:
+        one = chip.one_row(rows, columns)
+        kernels.one_row[(-(-rows // one.block_n),)](
+            out,
+            x,
+            weight.weight,
+            bias,
+            x if norm is None else norm,
+            eps,
+            rows,
+            BLOCK_N=one.block_n,
+            BLOCK_K=one.block_k,
+            NORM=norm is not None,
+            num_warps=one.warps,
+            **fixed,
+        )
+        return
+    few = chip.few_rows(count, rows, columns, epilogue == _GATED)
+    parts, locks = _PARTS.get(x.device), _LOCKS.get(x.device)
+    tiles = -(-rows // few.block_n)
+    kernels.few_rows[(tiles, few.split)](
+        out,
+        x,
+        weight.weight,
+        bias,
+        parts.view(torch.float32),
+        locks.view(torch.int32),
+        count,
+        rows,
+        BLOCK_M=few.block_m,
+        BLOCK_N=few.block_n,
+        BLOCK_K=few.block_k,
+        SPLIT=few.split,
+        AHEAD=few.ahead,
+        STAGES=few.stages,
+        num_warps=few.warps,
+        num_stages=few.stages,
+        **fixed,
+    )

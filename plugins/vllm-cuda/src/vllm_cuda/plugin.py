@@ -1,0 +1,108 @@
+"""Entry point of the platform ``cuda``: manifest and hooks. Imports no torch; what needs it is imported in the hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from vllm_core.api import (
+    ConfigPatch,
+    DeviceFacts,
+    Full,
+    Manifest,
+    NotImplementedYet,
+    Offer,
+    ProbeReport,
+    ProgramOffer,
+    Support,
+    hookimpl,
+)
+from vllm_cuda import platform
+from vllm_cuda import probe as probing
+from vllm_cuda.backends import offers as backend
+from vllm_cuda.backends.families import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from vllm_core.api import Device
+
+CLAIMS: Mapping[str, Support] = MappingProxyType(
+    {
+        "dtype.float32": Full(),
+        "dtype.bfloat16": Full(),
+        "dtype.float16": Full(),
+        "kv_dtype.fp8": NotImplementedYet("attention reads the KV cache in the model's dtype"),
+        "kv_dtype.int8": NotImplementedYet("attention reads the KV cache in the model's dtype"),
+        "attention.decoder": Full(),
+        "attention.sliding_window": Full(),
+        "attention.soft_cap": Full(),
+        "attention.sinks": NotImplementedYet("no op asks for them yet"),
+        "attention.encoder": Full(),
+        "prefix_caching": Full(),
+        "chunked_prefill": Full(),
+        "sampling.device": Full(),
+        "sampling.logprobs": Full(),
+        "batch_invariant": NotImplementedYet("products and split keys depend on the number of rows"),
+        "async_scheduling": Full(),
+        "graphs": Full(),
+        "sleep": NotImplementedYet("pools are not brought back yet"),
+        "quantization.weight_only": NotImplementedYet("no kernel reads packed weights yet"),
+        "parallel.tensor": NotImplementedYet("no communicator yet"),
+        "peer_copy": NotImplementedYet("no peer copies yet"),
+    }
+)
+
+
+@hookimpl
+def manifest() -> Manifest:
+    """Static facts."""
+    return Manifest(
+        name="cuda",
+        vendor="nvidia",
+        device_type="cuda",
+        api_version="0.1",
+        core_range=">=0.1.0.dev0,<0.2",
+        claims=CLAIMS,
+        support_level="beta",
+        visible_devices_env="CUDA_VISIBLE_DEVICES",
+        architectures=ARCHITECTURES,
+        note="run on an H200 (sm_90); kernels for the other architectures compile, and have not run on them",
+    )
+
+
+@hookimpl
+def probe() -> ProbeReport:
+    """Look at driver, devices and torch's build."""
+    return probing.probe()
+
+
+@hookimpl
+def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatch:
+    """Step and graph sizes."""
+    return platform.configure(config, explicit)
+
+
+@hookimpl
+def programs(device: DeviceFacts) -> Sequence[ProgramOffer]:
+    """None of its own: core's program captures steps."""
+    return ()
+
+
+@hookimpl
+def start(device: DeviceFacts) -> None:
+    """Choose block sizes."""
+    platform.start(device)
+
+
+@hookimpl
+def create_device(facts: DeviceFacts) -> Device:
+    """Open the GPU."""
+    from vllm_cuda.device import CudaDevice
+
+    return CudaDevice(facts)
+
+
+@hookimpl
+def offers(device: DeviceFacts) -> Sequence[Offer]:
+    """Kernels by architecture family."""
+    return backend.offers(device)

@@ -1,0 +1,164 @@
+"""What is here: driver, NVML, device files, torch's build. Each is checked and reported on its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_core.api import Check, DeviceFacts, ProbeReport
+from vllm_cuda.backends.families import ARCHITECTURES, family_of
+from vllm_cuda.driver import Driver, DriverError, Gpu, nvml_version
+
+_INSTALL = "install a torch build for CUDA: https://pytorch.org/get-started/locally"
+
+
+@dataclass
+class _Looking:
+    checks: list[Check] = field(default_factory=list)
+
+    def ok(self, name: str, detail: str) -> None:
+        self.checks.append(Check(name=name, outcome="ok", detail=detail))
+
+    def failed(self, name: str, detail: str, hint: str) -> None:
+        self.checks.append(Check(name=name, outcome="failed", detail=detail, hint=hint))
+
+    def skipped(self, name: str, detail: str, hint: str = "") -> None:
+        self.checks.append(Check(name=name, outcome="skipped", detail=detail, hint=hint))
+
+
+def probe(
+    root: Path = Path("/"),
+    driver: Callable[[], Driver] = Driver,
+    nvml: Callable[[], str] = nvml_version,
+    torch_build: Callable[[], tuple[str, str | None] | None] | None = None,
+) -> ProbeReport:
+    """Look at this machine. The arguments stand for it in tests."""
+    look = _Looking()
+    found, supported = _driver(look, driver)
+    version = _nvml(look, nvml)
+    _device_files(look, root, bool(found))
+    runtime = _torch(look, torch_build or installed_torch, supported)
+    _architectures(look, found)
+    _fp8(look, found, supported, runtime)
+    usable = runtime is not None and (supported is None or runtime <= (supported[0], 99))
+    facts = tuple(_facts(gpu, version, runtime) for gpu in found) if usable else ()
+    return ProbeReport(devices=facts, checks=tuple(look.checks))
+
+
+def _driver(look: _Looking, make: Callable[[], Driver]) -> tuple[tuple[Gpu, ...], tuple[int, int] | None]:
+    try:
+        driver = make()
+        version, gpus = driver.version(), driver.gpus()
+    except OSError as error:
+        look.failed("driver", f"libcuda.so.1: {error}", "install the NVIDIA driver; in a container, start it with --gpus all")
+        return (), None
+    except DriverError as error:
+        look.failed("driver", str(error), "CUDA_VISIBLE_DEVICES, the device files and `nvidia-smi` show why")
+        return (), None
+    listing = ", ".join(f"{gpu.name} ({gpu.architecture}, {gpu.memory_bytes >> 20} MiB)" for gpu in gpus)
+    look.ok("driver", f"libcuda.so.1 supports CUDA {version[0]}.{version[1]}; {len(gpus)} visible: {listing or 'none'}")
+    return gpus, version
+
+
+def _nvml(look: _Looking, nvml: Callable[[], str]) -> str:
+    try:
+        version = nvml()
+    except (OSError, DriverError, AttributeError) as error:
+        look.skipped("NVML", f"not reachable ({error}); the driver API was used", "only nvidia-smi and monitoring need it")
+        return ""
+    look.ok("NVML", f"driver {version}")
+    return version
+
+
+def _device_files(look: _Looking, root: Path, found: bool) -> None:
+    files = sorted(path.name for path in root.glob("dev/nvidia*") if not path.is_dir())
+    if files:
+        look.ok("device files", ", ".join(files))
+    elif found:
+        look.skipped("device files", "no /dev/nvidia*; the driver is reached another way")
+    else:
+        look.failed("device files", "no /dev/nvidia*", "no GPU, or the container was started without it (--gpus all)")
+
+
+def _torch(
+    look: _Looking, build: Callable[[], tuple[str, str | None] | None], supported: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    found = build()
+    if found is None:
+        look.failed("torch", "not installed", _INSTALL)
+        return None
+    version, cuda = found
+    if cuda is None:
+        look.failed("torch", f"{version} is built without CUDA", _INSTALL)
+        return None
+    major, minor = (int(part) for part in cuda.split(".")[:2])
+    if supported is not None and major > supported[0]:
+        look.failed(
+            "torch",
+            f"{version} needs a driver for CUDA {major}, this one supports {supported[0]}.{supported[1]}",
+            "update the driver, or install torch for the older CUDA",
+        )
+    else:
+        look.ok("torch", f"{version}, built for CUDA {cuda}")
+    return major, minor
+
+
+def installed_torch() -> tuple[str, str | None] | None:
+    """Version and CUDA version of the installed torch, read from its files: importing it takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    text = (Path(spec.submodule_search_locations[0]) / "version.py").read_text("utf-8")
+    version = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
+    cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+    return (version.group(1) if version else "unknown version", cuda.group(1) if cuda else None)
+
+
+def _architectures(look: _Looking, gpus: tuple[Gpu, ...]) -> None:
+    for gpu in gpus:
+        if family_of(gpu.architecture) is None:
+            look.failed(
+                f"kernels for device {gpu.index}",
+                f"{gpu.name} is {gpu.architecture}; kernels are tuned for {', '.join(ARCHITECTURES)}",
+                "a newer vllm-cuda may have them",
+            )
+        else:
+            look.ok(f"kernels for device {gpu.index}", f"{gpu.architecture}")
+
+
+def _fp8(look: _Looking, gpus: tuple[Gpu, ...], supported: tuple[int, int] | None, runtime: tuple[int, int] | None) -> None:
+    """FP8 needs three things; which one is missing is told apart."""
+    for gpu in gpus:
+        missing = []
+        if gpu.capability < (8, 9):
+            missing.append(f"hardware: {gpu.architecture}, needs sm_89")
+        if supported is None or supported < (11, 8):
+            missing.append("driver: needs CUDA 11.8")
+        if runtime is None or runtime < (11, 8):
+            missing.append("toolkit: torch needs CUDA 11.8")
+        if missing:
+            look.skipped(f"fp8 on device {gpu.index}", "; ".join(missing))
+        else:
+            look.ok(f"fp8 on device {gpu.index}", "hardware, driver and toolkit have it")
+
+
+def _facts(gpu: Gpu, driver: str, runtime: tuple[int, int] | None) -> DeviceFacts:
+    return DeviceFacts(
+        id=gpu.id,
+        name=gpu.name,
+        device_type="cuda",
+        architecture=gpu.architecture,
+        memory_kind="unified" if gpu.integrated else "discrete",
+        memory_bytes=gpu.memory_bytes,
+        driver_version=driver,
+        runtime_version="" if runtime is None else f"{runtime[0]}.{runtime[1]}",
+        properties={
+            "index": str(gpu.index),
+            "multiprocessors": str(gpu.multiprocessors),
+            "l2_bytes": str(gpu.l2_bytes),
+            "shared_bytes": str(gpu.shared_bytes),
+        },
+    )

@@ -1,0 +1,85 @@
+"""Block sizes, warps and stages of a family's kernels, and which are in use in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Attention of rows with several queries: lanes (queries times heads of a group) and keys of a tile."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    tma: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Attention of single queries. `waves`: programs wanted per multiprocessor before keys are split no further."""
+
+    block_n: int
+    warps: int
+    stages: int
+    waves: int
+
+
+@dataclass(frozen=True, slots=True)
+class OneRow:
+    """Product of one row: weight rows and columns of a tile."""
+
+    block_n: int
+    block_k: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """Product of few rows: a tile, the parts that K is split into, bytes of each weight row asked for ahead of time."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    split: int
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """One family. `multiprocessors` is that of the device in use.
+
+    `one_row` is asked with the rows and columns of a weight, `few_rows` with the rows of x before them and whether the
+    weight is a gate and an up projection.
+    """
+
+    family: str
+    extend: Extend
+    extend_wide: Extend
+    """Head sizes above 128, whose tiles are twice as large."""
+    decode: Decode
+    one_row: Callable[[int, int], OneRow]
+    few_rows: Callable[[int, int, int, bool], FewRows]
+    pdl: bool
+    multiprocessors: int = 1
+
+
+_active: list[Tuning] = []
+
+
+def use(tuning: Tuning, multiprocessors: int) -> None:
+    """Choose the tuning of this process, whose device has as many multiprocessors."""
+    _active[:] = [replace(tuning, multiprocessors=multiprocessors)]
+
+
+def active() -> Tuning:
+    """The tuning of this process; the smallest one where no device was opened."""
+    if not _active:
+        from vllm_cuda.backends import families
+
+        use(families.AMPERE.tuning, 1)
+    return _active[0]

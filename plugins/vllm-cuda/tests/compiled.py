@@ -1,0 +1,167 @@
+"""Compile every kernel that a decode and a prefill step launch, for one architecture: ``compiled.py sm_90 NUM_ROWS...``.
+
+The launchers run on host tensors with Triton's launch replaced by a recorder, so that what is compiled is what they ask
+for. Prints a line of JSON per kernel: name, shared memory in bytes, registers and stack of a thread. A process of its own,
+since a compiler that meets an unsupported type may abort.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from vllm_core.api import BatchState, StepInputs
+from vllm_core.api import batch as layout
+from vllm_cuda import tuning
+from vllm_cuda.backends.families import family_of
+
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.bool: "*i1",
+}
+OPTIONS = {"num_warps", "num_stages", "launch_pdl"}
+HIDDEN, INNER, HEADS, KV_HEADS, SIZE, VOCABULARY, BLOCK = 1024, 3072, 16, 8, 128, 151936, 64
+
+
+class Recorder:
+    """Stands in for the launch of any kernel."""
+
+    def __init__(self) -> None:
+        self.launches: dict[str, tuple[JITFunction[Any], dict[str, Any], dict[str, Any]]] = {}
+
+    def __call__(self, kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        options = {name: kwargs.pop(name) for name in OPTIONS & set(kwargs)}
+        values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+        kinds = [value.dtype if isinstance(value, torch.Tensor) else value for value in values.values()]
+        self.launches[f"{kernel.__name__} {kinds} {options}"] = (kernel, values, options)
+
+
+def source_of(kernel: JITFunction[Any], values: dict[str, Any]) -> ASTSource:
+    """The specialisation that a launch with these values gets."""
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = TYPES[value.dtype]
+            if not parameter.do_not_specialize_on_alignment:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+        elif isinstance(value, int):
+            if value == 1 and not parameter.do_not_specialize:
+                signature[parameter.name], constants[parameter.name] = "constexpr", 1
+                continue
+            signature[parameter.name] = "i32"
+            if value % 16 == 0 and not parameter.do_not_specialize:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        else:
+            lines = ", ".join(map(str, value.block_shape))
+            signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype][1:]}[{lines}]>"
+    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def launch_all(rows: int, queries: int) -> None:
+    """What a step of ``rows`` sequences with ``queries`` tokens each launches."""
+    from vllm_cuda.ops import attention, batch, cache, elementwise, linear, norm, sampling
+
+    tokens, kind = rows * queries, torch.bfloat16
+    state = BatchState(
+        num_slots=256,
+        tokens=torch.zeros(257, 4097, dtype=torch.int32),
+        computed=torch.zeros(257, dtype=torch.int32),
+        params=torch.zeros(257, layout.ADMIT_WORDS, dtype=torch.int32),
+        bias_ids=torch.zeros(257, layout.MAX_BIAS, dtype=torch.int32),
+        bias_values=torch.zeros(257, layout.MAX_BIAS),
+        stop_ids=torch.zeros(257, layout.MAX_STOP, dtype=torch.int32),
+        bad_words=torch.zeros(257, layout.MAX_BAD_WORDS, dtype=torch.int32),
+        block_tables=(torch.zeros(257, 65, dtype=torch.int32),),
+        tokens_per_block=(BLOCK,),
+    )
+    header = [1, 1, 4, 1, 1, rows, tokens, rows, queries, 4096, *[0] * 6]
+    packed = torch.zeros(layout.HEADER_WORDS + layout.ADMIT_WORDS + 4 + 4 + 5 + 4 * rows, dtype=torch.int32)
+    batch.batch_update(state, packed, header)
+    inputs: StepInputs = batch.build_step(state, packed, header)
+    hidden, residual = torch.zeros(tokens, HIDDEN, dtype=kind), torch.zeros(tokens, HIDDEN, dtype=kind)
+    weight = torch.ones(HIDDEN)
+    elementwise.embedding(residual, inputs.token_ids, torch.zeros(1024, HIDDEN, dtype=kind), 1.0)
+    norm.rms_norm(hidden, residual, weight, 1e-6)
+    norm.add_rms_norm(hidden, residual, hidden, weight, 1e-6)
+    memory = torch.zeros(2, 2 * BLOCK * KV_HEADS * SIZE * 2, dtype=torch.uint8)
+    kv = cache.kv_bind(memory, KV_HEADS, SIZE, "bfloat16", BLOCK)
+    qkv = torch.zeros(tokens, HEADS + 2 * KV_HEADS, SIZE, dtype=kind)
+    q, k, v = qkv[:, :HEADS], qkv[:, HEADS : HEADS + KV_HEADS], qkv[:, HEADS + KV_HEADS :]
+    table, ones = torch.zeros(4097, 2, SIZE // 2), torch.ones(SIZE)
+    (mapping,), (blocks,) = inputs.slot_mapping, inputs.block_tables
+    cache.qk_norm_rope_kv_write(q, k, v, ones, ones, 1e-6, inputs.positions, table, False, kv, mapping)
+    cache.kv_write(kv, k, v, mapping)
+    out = torch.zeros(tokens, HEADS, SIZE, dtype=kind)
+    bounds = (inputs.query_start, inputs.seq_lens, blocks, queries, 4096, 0.1)
+    attention.paged_attention(out, q, kv, *bounds, 0, 0.0)
+    attention.paged_attention(out, q, kv, *bounds, 512, 30.0)
+    if tokens <= linear.FEW_SMALL:
+        # More rows are cuBLAS's, which needs no compiler.
+        for shape in ((4096, HIDDEN), (HIDDEN, 2048)):
+            packed_weight = linear.linear_pack(torch.zeros(shape, dtype=kind), None, ())
+            linear.linear(torch.zeros(tokens, shape[0], dtype=kind), torch.zeros(tokens, shape[1], dtype=kind), packed_weight)
+        down = linear.linear_pack(torch.zeros(HIDDEN, INNER, dtype=kind), None, ())
+        linear.linear_add(residual, hidden, torch.zeros(tokens, INNER, dtype=kind), down)
+        gate_up = linear.linear_pack(torch.zeros(2 * INNER, HIDDEN, dtype=kind), None, ())
+        wide, narrow = torch.zeros(tokens, 2 * INNER, dtype=kind), torch.zeros(tokens, INNER, dtype=kind)
+        linear.rms_norm_gated_linear(narrow, wide, hidden, residual, weight, 1e-6, gate_up, "silu")
+        elementwise.gated_activation(narrow, wide, "silu")
+    logits, sampled = torch.zeros(rows, VOCABULARY), torch.zeros(rows, 1, dtype=torch.int32)
+    flags = torch.zeros(rows, dtype=torch.bool)
+    sampling.sample(sampled, flags, logits, state, inputs.sample_slots, inputs.sample_lengths, layout.F_RANDOM)
+    batch.advance(state, inputs, sampled)
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and stack bytes of a thread; a stack stands for spills."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        text = subprocess.run(tool, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found is not None, text
+    return int(found[1]), int(found[2])
+
+
+def compile_all(architecture: str, sizes: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    family = family_of(architecture)
+    assert family is not None, architecture
+    tuning.use(family.tuning, 132)
+    recorder = Recorder()
+    JITFunction.run = lambda kernel, *args, **kwargs: recorder(kernel, *args, **kwargs)  # type: ignore[method-assign,assignment]
+    for rows, queries in sizes:
+        launch_all(rows, queries)
+    target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
+    for kernel, values, options in recorder.launches.values():
+        compiled = triton.compile(source_of(kernel, values), target=target, options=options)
+        registers, stack = resources(compiled.asm["cubin"])
+        shared = compiled.metadata.shared
+        yield {"kernel": kernel.__name__, "shared": shared, "registers": registers, "stack": stack, "options": options}
+
+
+if __name__ == "__main__":
+    wanted = [tuple(map(int, size.split("x"))) for size in sys.argv[2:]]
+    for row in compile_all(sys.argv[1], wanted):  # type: ignore[arg-type]
+        print(json.dumps(row))

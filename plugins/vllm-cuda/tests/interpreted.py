@@ -1,0 +1,36 @@
+"""Run the kernels in Triton's interpreter against core's references: ``interpreted.py OP DTYPE...`` prints what differs.
+
+A process of its own, since the interpreter is chosen when Triton is imported. bfloat16 is left out: the interpreter keeps
+it as integers and computes wrongly with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from vllm_core.api import DeviceFacts, load_entry
+from vllm_core.ops.check import Provider, mismatches
+from vllm_core.ops.inputs import SHAPE_CLASSES
+from vllm_cuda import tuning
+from vllm_cuda.backends import families
+from vllm_cuda.backends.offers import PROVIDER, kv_layout, offers
+
+
+def main(op: str, dtypes: list[str]) -> None:
+    # Dependent launch and bulk copies are the chip's; tiles as small as the inputs keep the interpreter quick.
+    family = families.HOPPER.tuning
+    extend = replace(family.extend, tma=False, block_m=32, block_n=16)
+    tuning.use(replace(family, pdl=False, extend=extend, extend_wide=extend), 4)
+    facts = DeviceFacts(id="0", name="", device_type="cuda", architecture="sm_90", memory_kind="discrete", memory_bytes=1)
+    mine = [one for one in offers(facts) if one.provider == PROVIDER]
+    provider = Provider({name: load_entry(entry) for one in mine for name, entry in one.ops.items()}, kv_layout)
+    cases = [(dtype, shape) for dtype in dtypes for shape in SHAPE_CLASSES[op]]
+    wrong = [(case, line) for case in cases for line in mismatches(op, provider, case[0], 0, case[1])]
+    for case, line in wrong:
+        print(*case, line)
+    print(f"{len(cases)} cases, {len(wrong)} differences")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

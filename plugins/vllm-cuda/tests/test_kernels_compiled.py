@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_cuda.backends import families
+
+SCRIPT = Path(__file__).with_name("compiled.py")
+LIMIT_S = 600
+DECODE, PREFILL = ("1x1", "64x1"), ("4x32",)
+
+SOON = ("sm_80", "sm_90", "sm_120")
+LATER = tuple(name for name in families.ARCHITECTURES if name not in SOON)
+
+
+@pytest.mark.parametrize("architecture", [*SOON, *(pytest.param(name, marks=pytest.mark.slow) for name in LATER)])
+def test_kernels_compile_within_the_chips_shared_memory_and_without_spills(architecture):
+    rows = compile_for(architecture, *DECODE, *PREFILL)
+    assert {"decode", "extend", "one_row", "few_rows", "build_rows", "draw"} <= {row["kernel"] for row in rows}
+    limit = families.family_of(architecture).shared_bytes
+    assert [row for row in rows if row["shared"] > limit] == []
+    assert [row for row in rows if row["stack"] > 0] == []
+
+
+def compile_for(architecture: str, *sizes: str) -> list[dict]:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), architecture, *sizes], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+
+from vllm_cuda import probe
+from vllm_cuda.driver import Driver, DriverError
+
+CUDA_13 = ("2.11.0+cu130", "13.0")
+
+
+def look(tmp_path, driver, *, nvml=lambda: "580.159.04", build=CUDA_13):
+    return probe.probe(tmp_path, driver, nvml, lambda: build)
+
+
+def outcomes(report) -> dict[str, str]:
+    return {check.name: check.outcome for check in report.checks}
+
+
+def test_a_gpu_is_reported_with_its_uuid_architecture_and_memory(tmp_path, make_driver, make_gpu):
+    report = look(tmp_path, lambda: make_driver((13, 0), (make_gpu(),)))
+    (device,) = report.devices
+    assert device.id == "GPU-394d5c4c-e2e3-22c8-1858-a900fe08625e"
+    assert (device.architecture, device.memory_kind, device.memory_bytes) == ("sm_90", "discrete", 150109880320)
+    assert device.driver_version == "580.159.04"
+    assert report.failures == ()
+
+
+def test_a_missing_driver_is_a_failure_with_a_hint_and_no_device(tmp_path):
+    def missing():
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    report = look(tmp_path, missing)
+    assert report.devices == ()
+    failed = {check.name: check for check in report.failures}
+    assert "libcuda.so.1" in failed["driver"].detail
+    assert failed["driver"].hint
+
+
+def test_a_driver_that_does_not_start_is_told_apart_from_a_missing_one(tmp_path):
+    def broken():
+        raise DriverError("cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)")
+
+    report = look(tmp_path, broken)
+    assert report.devices == ()
+    assert "803" in next(check.detail for check in report.failures if check.name == "driver")
+
+
+def test_nvml_out_of_reach_does_not_cost_the_device(tmp_path, make_driver, make_gpu):
+    def unreachable():
+        raise OSError("libnvidia-ml.so.1")
+
+    report = look(tmp_path, lambda: make_driver((13, 0), (make_gpu(),)), nvml=unreachable)
+    assert len(report.devices) == 1
+    assert outcomes(report)["NVML"] == "skipped"
+
+
+def test_a_torch_without_cuda_brings_no_device_and_says_what_to_install(tmp_path, make_driver, make_gpu):
+    report = look(tmp_path, lambda: make_driver((13, 0), (make_gpu(),)), build=("2.13.0+cpu", None))
+    assert report.devices == ()
+    assert "built without CUDA" in next(check.detail for check in report.failures if check.name == "torch")
+
+
+def test_a_driver_older_than_the_runtime_is_refused_with_both_versions(tmp_path, make_driver, make_gpu):
+    report = look(tmp_path, lambda: make_driver((12, 4), (make_gpu(),)))
+    assert report.devices == ()
+    detail = next(check.detail for check in report.failures if check.name == "torch")
+    assert "CUDA 13" in detail
+    assert "12.4" in detail
+
+
+def test_a_chip_without_kernels_is_named_with_those_that_have_them(tmp_path, make_driver, make_gpu):
+    report = look(tmp_path, lambda: make_driver((13, 0), (make_gpu((7, 5), "Tesla T4"),)))
+    detail = next(check.detail for check in report.failures if check.name == "kernels for device 0")
+    assert "sm_75" in detail
+    assert "sm_90" in detail
+
+
+@pytest.mark.parametrize(
+    ("capability", "supports", "build", "missing"),
+    [
+        ((8, 0), (13, 0), CUDA_13, "hardware"),
+        ((9, 0), (11, 7), ("2.0", "11.8"), "driver"),
+        ((9, 0), (11, 8), ("2.0", "11.7"), "toolkit"),
+    ],
+)
+def test_the_three_conditions_of_fp8_are_told_apart(tmp_path, make_driver, make_gpu, capability, supports, build, missing):
+    report = look(tmp_path, lambda: make_driver(supports, (make_gpu(capability),)), build=build)
+    (check,) = [check for check in report.checks if check.name == "fp8 on device 0"]
+    assert check.outcome == "skipped"
+    assert check.detail.startswith(missing)
+    assert ";" not in check.detail
+
+
+def test_a_library_that_is_not_the_driver_is_refused_by_the_missing_call():
+    with pytest.raises(DriverError, match="cuInit"):
+        Driver("libc.so.6")
+
+
+def test_the_installed_torch_is_read_without_importing_it():
+    found = probe.installed_torch()
+    assert found is not None
+    import torch
+
+    assert found == (torch.__version__, torch.version.cuda)
