@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from vllm_core.api import batch
+from vllm_core.engine import packing
 
 
 def sections(packed):
@@ -60,6 +61,19 @@ def test_a_step_without_news_is_a_header_and_rows(fake):
     assert header == [1, 0, 0, 0, 0, 2, 2, 2, 1, 6] + [0] * 6
     assert (admits, tokens, blocks, extras) == ([], [], [], [])
     assert [row[1:] for row in steps] == [[1, 1, 0], [1, 1, 0]]
+
+
+def test_many_rows_are_laid_out_as_few_are(fake, monkeypatch):
+    engine, _ = first_step(fake, *(fake.request(f"{i}", 1) for i in range(5)))
+    engine.read()
+    few = engine.launch().delta.packed
+    engine.read()
+    monkeypatch.setattr(packing, "FEW_ROWS", 0)
+    many = engine.launch().delta.packed
+    assert many[batch.H_MAX_SEQ] == few[batch.H_MAX_SEQ] + 1, "one token later"
+    many[batch.H_MAX_SEQ] -= 1
+    assert many.tolist() == few.tolist()
+    assert many.dtype == few.dtype
 
 
 def test_a_new_block_is_one_row(fake):
