@@ -65,16 +65,13 @@ def source_of(kernel: JITFunction[Any], values: dict[str, Any]) -> ASTSource:
                 attributes[(index,)] = [["tt.divisibility", 16]]
         elif isinstance(value, float):
             signature[parameter.name] = "fp32"
-        elif isinstance(value, int):
+        else:
             if value == 1 and not parameter.do_not_specialize:
                 signature[parameter.name], constants[parameter.name] = "constexpr", 1
                 continue
             signature[parameter.name] = "i32"
             if value % 16 == 0 and not parameter.do_not_specialize:
                 attributes[(index,)] = [["tt.divisibility", 16]]
-        else:
-            lines = ", ".join(map(str, value.block_shape))
-            signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype][1:]}[{lines}]>"
     return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
 
 

@@ -18,9 +18,9 @@ from vllm_cuda.backends.offers import PROVIDER, kv_layout, offers
 
 
 def main(op: str, dtypes: list[str]) -> None:
-    # Dependent launch and bulk copies are the chip's; tiles as small as the inputs keep the interpreter quick.
+    # Dependent launch is the chip's; tiles as small as the inputs keep the interpreter quick.
     family = families.HOPPER.tuning
-    extend = replace(family.extend, tma=False, block_m=32, block_n=16)
+    extend = replace(family.extend, block_m=32, block_n=16)
     tuning.use(replace(family, pdl=False, extend=extend, extend_wide=extend), 4)
     facts = DeviceFacts(id="0", name="", device_type="cuda", architecture="sm_90", memory_kind="discrete", memory_bytes=1)
     mine = [one for one in offers(facts) if one.provider == PROVIDER]

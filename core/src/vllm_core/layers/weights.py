@@ -154,13 +154,14 @@ class WeightLoader:
             table = torch.randn(DUMMY_NUMBERS, generator=draw) * DUMMY_DEVIATION
         else:
             table = (torch.rand(DUMMY_NUMBERS, generator=draw) * 2 - 1) * bound
+        tables = {dtype: table.to(dtype) for dtype in {target.dtype for target in self._targets.values()}}
         for name, target in self._targets.items():
             shape = target.shapes[name]
             if target.fill == "ones":
                 yield name, torch.ones(shape)
                 continue
             digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
-            yield name, _laid_out(table.to(target.dtype), int.from_bytes(digest, "little") % DUMMY_NUMBERS, shape)
+            yield name, _laid_out(tables[target.dtype], int.from_bytes(digest, "little") % DUMMY_NUMBERS, shape)
 
     def _refuse_unknown(self, full_name: str, name: str) -> None:
         if not any(fragment in name for fragment in self._ignored):

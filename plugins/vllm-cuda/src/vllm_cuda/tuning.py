@@ -14,7 +14,6 @@ class Extend:
     block_n: int
     warps: int
     stages: int
-    tma: bool = False
 
 
 @dataclass(frozen=True, slots=True)

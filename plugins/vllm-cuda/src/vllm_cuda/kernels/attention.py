@@ -69,42 +69,34 @@ def tile_of(
 
 @triton.jit
 def extend_span(
-    q, total, largest, acc, cache, descriptor, block_table, row, table_stride, block_stride, kv_head, position, low, high,
+    q, total, largest, acc, cache, block_table, row, table_stride, block_stride, kv_head, position, low, high,
     length, scale, soft_cap, window, HK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr,
-    BLOCK_N: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, TMA: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr,
     STAGES: tl.constexpr
 ):  # fmt: skip
     """Attend to keys low .. high, both multiples of BLOCK_N."""
     for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
         keys = start + tl.arange(0, BLOCK_N)
-        if TMA:
-            block = tl.load(block_table + row * table_stride + start // TPB)
-            line = (block * 2 * HK + kv_head) * TPB + start % TPB
-            k = descriptor.load([line, 0])
-            v = descriptor.load([line + HK * TPB, 0])
+        at = tile_of(cache, block_table, row, table_stride, block_stride, start, kv_head, HK, D, BLOCK_D, TPB, BLOCK_N)
+        if MASK or BLOCK_D != D:
+            # A tile may reach past the sequence, into slots that were never written.
+            inside = (keys < length)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+            k = tl.load(cache + at, mask=inside, other=0.0)
+            v = tl.load(cache + at + HK * TPB * D, mask=inside, other=0.0)
         else:
-            at = tile_of(cache, block_table, row, table_stride, block_stride, start, kv_head, HK, D, BLOCK_D, TPB, BLOCK_N)
-            if MASK or BLOCK_D != D:
-                # A tile may reach past the sequence, into slots that were never written.
-                inside = (keys < length)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
-                k = tl.load(cache + at, mask=inside, other=0.0)
-                v = tl.load(cache + at + HK * TPB * D, mask=inside, other=0.0)
-            else:
-                k = tl.load(cache + at)
-                v = tl.load(cache + at + HK * TPB * D)
+            k = tl.load(cache + at)
+            v = tl.load(cache + at + HK * TPB * D)
         product = scores(q, k.to(q.dtype), position, keys, scale, soft_cap, window, CAP, WINDOW, MASK)
-        if TMA and MASK:
-            v = tl.where((keys < length)[:, None], v, 0.0)
         total, largest, acc = absorb(product, v.to(q.dtype), total, largest, acc)
     return total, largest, acc
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles", "window", "table_stride"])
 def extend(
-    out, q, cache, descriptor, block_table, query_start, seq_lens, num_rows, num_tiles, q_token, q_head, out_token, out_head,
+    out, q, cache, block_table, query_start, seq_lens, num_rows, num_tiles, q_token, q_head, out_token, out_head,
     table_stride, block_stride, scale, soft_cap, window, HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAP: tl.constexpr, WINDOW: tl.constexpr, SINGLES: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr
+    CAP: tl.constexpr, WINDOW: tl.constexpr, SINGLES: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
     """A tile of BLOCK_M // GP queries of one row, all G heads of one KV head; GP is G's next power of two.
 
@@ -158,17 +150,17 @@ def extend(
         full_from = tl.minimum(full_from, end_keys)
         full_to = tl.maximum(full_to, full_from)
         total, largest, acc = extend_span(
-            query, total, largest, acc, cache, descriptor, block_table, row, table_stride, block_stride, kv_head, position,
-            begin_keys, full_from, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True, TMA,
+            query, total, largest, acc, cache, block_table, row, table_stride, block_stride, kv_head, position,
+            begin_keys, full_from, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True,
             STAGES
         )  # fmt: skip
     total, largest, acc = extend_span(
-        query, total, largest, acc, cache, descriptor, block_table, row, table_stride, block_stride, kv_head, position,
-        full_from, full_to, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, False, TMA, STAGES
+        query, total, largest, acc, cache, block_table, row, table_stride, block_stride, kv_head, position,
+        full_from, full_to, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, False, STAGES
     )  # fmt: skip
     total, largest, acc = extend_span(
-        query, total, largest, acc, cache, descriptor, block_table, row, table_stride, block_stride, kv_head, position,
-        full_to, end_keys, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True, TMA, STAGES
+        query, total, largest, acc, cache, block_table, row, table_stride, block_stride, kv_head, position,
+        full_to, end_keys, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True, STAGES
     )  # fmt: skip
     result = acc / total[:, None]
     target = out + token[:, None] * out_token + head[:, None] * out_head + columns[None, :]

@@ -9,7 +9,6 @@ from vllm_cuda.kernels.pdl import trigger, wait
 
 SILU = tl.constexpr(0)
 GELU = tl.constexpr(1)
-GELU_TANH = tl.constexpr(2)
 
 
 @triton.jit
@@ -30,9 +29,9 @@ def gather_rows(out, x, rows, scale, SIZE: tl.constexpr, BLOCK: tl.constexpr, SC
 @triton.jit
 def activate(gate, KIND: tl.constexpr):
     """silu, gelu or its tanh form, of float32."""
-    if KIND == 0:
+    if KIND == SILU:
         result = gate / (1.0 + tl.exp(-gate))
-    elif KIND == 1:
+    elif KIND == GELU:
         result = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
     else:
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)

@@ -12,7 +12,6 @@ import triton.language as tl
 from vllm_cuda.kernels.elementwise import activate
 from vllm_cuda.kernels.pdl import trigger, wait
 
-PLAIN = tl.constexpr(0)
 ADD = tl.constexpr(1)
 GATED = tl.constexpr(2)
 
@@ -31,7 +30,7 @@ def one_row(
     first = valid[:, None] & (columns < K)[None, :]
     # The weight does not depend on the kernel before: its first tile is on the way while that one ends.
     tile = tl.load(at + columns[None, :], mask=first, other=0.0, eviction_policy="evict_first")
-    if EPILOGUE == 2:
+    if EPILOGUE == GATED:
         up_tile = tl.load(at + N * K + columns[None, :], mask=first, other=0.0, eviction_policy="evict_first")
         up_acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     wait(PDL)
@@ -43,13 +42,13 @@ def one_row(
             squares += value * value
             value *= tl.load(norm + start + columns, mask=start + columns < K, other=0.0)
         acc += tile.to(tl.float32) * value[None, :]
-        if EPILOGUE == 2:
+        if EPILOGUE == GATED:
             up_acc += up_tile.to(tl.float32) * value[None, :]
         if start + BLOCK_K < K:
             after = start + BLOCK_K + columns
             inside = valid[:, None] & (after < K)[None, :]
             tile = tl.load(at + after[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-            if EPILOGUE == 2:
+            if EPILOGUE == GATED:
                 up_tile = tl.load(at + N * K + after[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
     result = tl.sum(acc, 1)
     if NORM:
@@ -57,14 +56,14 @@ def one_row(
         result *= scale
     if BIAS:
         result += tl.load(bias + rows, mask=valid, other=0.0).to(tl.float32)
-    if EPILOGUE == 2:
+    if EPILOGUE == GATED:
         up = tl.sum(up_acc, 1)
         if NORM:
             up *= scale
         if BIAS:
             up += tl.load(bias + N + rows, mask=valid, other=0.0).to(tl.float32)
         result = activate(result, KIND) * up
-    if EPILOGUE == 1:
+    if EPILOGUE == ADD:
         result += tl.load(out + rows, mask=valid, other=0.0).to(tl.float32)
     tl.store(out + rows, result.to(out.dtype.element_ty), mask=valid)
 
@@ -102,7 +101,7 @@ def few_rows(
     lines = weight + (tl.where(valid, rows, 0).to(tl.int64) * K + split * SPAN)
     if PDL and AHEAD > 0:
         prefetch(lines, AHEAD)
-        if EPILOGUE == 2:
+        if EPILOGUE == GATED:
             prefetch(lines + N * K, AHEAD)
     token = tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_K)
@@ -116,17 +115,17 @@ def few_rows(
         value = tl.load(source + start, mask=there, other=0.0)
         w = tl.load(at + start, eviction_policy="evict_first")
         acc = tl.dot(value, tl.trans(w), acc)
-        if EPILOGUE == 2:
+        if EPILOGUE == GATED:
             up = tl.load(at + N * K + start, eviction_policy="evict_first")
             up_acc = tl.dot(value, tl.trans(up), up_acc)
     last = True
     if SPLIT > 1:
-        PARTS: tl.constexpr = 2 if EPILOGUE == 2 else 1
+        PARTS: tl.constexpr = 2 if EPILOGUE == GATED else 1
         AREA: tl.constexpr = BLOCK_M * BLOCK_N
         place = token[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
         mine = partial + ((tile * SPLIT + split) * PARTS).to(tl.int64) * AREA + place
         tl.store(mine, acc, mask=there)
-        if EPILOGUE == 2:
+        if EPILOGUE == GATED:
             tl.store(mine + AREA, up_acc, mask=there)
         tl.debug_barrier()
         arrived = tl.atomic_add(locks + tile, 1, sem="acq_rel")
@@ -137,18 +136,18 @@ def few_rows(
             for other in tl.static_range(SPLIT):
                 theirs = partial + ((tile * SPLIT + other) * PARTS).to(tl.int64) * AREA + place
                 acc += tl.load(theirs, mask=there, other=0.0, cache_modifier=".cg")
-                if EPILOGUE == 2:
+                if EPILOGUE == GATED:
                     up_acc += tl.load(theirs + AREA, mask=there, other=0.0, cache_modifier=".cg")
             tl.atomic_xchg(locks + tile, 0, sem="relaxed")
     if last:
         if BIAS:
             acc += tl.load(bias + rows, mask=valid, other=0.0).to(tl.float32)[None, :]
-        if EPILOGUE == 2:
+        if EPILOGUE == GATED:
             if BIAS:
                 up_acc += tl.load(bias + N + rows, mask=valid, other=0.0).to(tl.float32)[None, :]
             acc = activate(acc, KIND) * up_acc
         target = out + (token.to(tl.int64)[:, None] * N + rows[None, :])
         inside = there & valid[None, :]
-        if EPILOGUE == 1:
+        if EPILOGUE == ADD:
             acc += tl.load(target, mask=inside, other=0.0).to(tl.float32)
         tl.store(target, acc.to(out.dtype.element_ty), mask=inside)

@@ -11,8 +11,8 @@ from vllm_cuda.ops.launch import Scratch, power_of_2
 from vllm_cuda.tuning import active
 
 MAX_SPLITS = 64
-_SCRATCH = Scratch("spans of split keys", 64 << 20)
-_LOCKS = Scratch("rows of split keys", 64 << 10, zero=True)
+_SCRATCH = Scratch(64 << 20)
+_LOCKS = Scratch(64 << 10, zero=True)
 
 
 def paged_attention(
@@ -65,12 +65,10 @@ def _extend(
     block_n = min(tuning.block_n, kv.tokens_per_block) if kv.tokens_per_block >= 16 else tuning.block_n
     num_rows = seq_lens.shape[0]
     tiles = q.shape[0] // (block_m // padded) + num_rows
-    use_tma = tuning.tma and shape["BLOCK_D"] == shape["D"] and block_n <= kv.tokens_per_block and q.dtype == kv.lines.dtype
     attention.extend[(kv.num_heads, tiles)](
         out,
         q,
         kv.blocks,
-        _descriptor(kv, block_n) if use_tma else kv.blocks,
         block_table,
         query_start,
         seq_lens,
@@ -85,18 +83,11 @@ def _extend(
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         SINGLES=num_rows == 1,
-        TMA=use_tma,
         STAGES=tuning.stages,
         num_warps=tuning.warps,
         num_stages=tuning.stages,
         **shape,
     )
-
-
-def _descriptor(kv: KV, block_n: int) -> object:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(kv.lines, list(kv.lines.shape), list(kv.lines.stride()), [block_n, kv.head_size])
 
 
 def splits_of(num_rows: int, num_heads: int, max_seq_len: int) -> int:

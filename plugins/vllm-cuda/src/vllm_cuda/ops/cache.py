@@ -16,10 +16,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True)
 class KV:
-    """One layer: blocks [num_blocks, 2, Hk, tokens_per_block, D], keys at 0. `lines` is the same memory, a token a line."""
+    """One layer: blocks [num_blocks, 2, Hk, tokens_per_block, D], keys at 0."""
 
     blocks: Tensor
-    lines: Tensor
     tokens_per_block: int
     num_heads: int
     head_size: int
@@ -29,7 +28,7 @@ class KV:
 def kv_bind(memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, tokens_per_block: int) -> KV:
     """View uint8 [num_blocks, block_bytes]."""
     blocks = memory.view(_DTYPES[dtype]).view(memory.shape[0], 2, num_kv_heads, tokens_per_block, head_size)
-    return KV(blocks, blocks.view(-1, head_size), tokens_per_block, num_kv_heads, head_size, blocks.stride(0))
+    return KV(blocks, tokens_per_block, num_kv_heads, head_size, blocks.stride(0))
 
 
 def kv_write(kv: KV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:

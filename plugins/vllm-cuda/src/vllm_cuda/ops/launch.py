@@ -12,10 +12,9 @@ def power_of_2(size: int) -> int:
 
 
 class Scratch:
-    """Memory of a fixed size per device and name, made once and never moved: captured steps keep its address."""
+    """Memory of a fixed size per device, made once and never moved: captured steps keep its address."""
 
-    def __init__(self, name: str, num_bytes: int, *, zero: bool = False) -> None:
-        self._name = name
+    def __init__(self, num_bytes: int, *, zero: bool = False) -> None:
         self._bytes = num_bytes
         self._make = torch.zeros if zero else torch.empty
         self._made: dict[torch.device, Tensor] = {}

@@ -25,8 +25,8 @@ SMALL_WEIGHT = 8 << 20
 """Elements of a small weight."""
 
 _PLAIN, _ADD, _GATED = 0, 1, 2
-_PARTS = Scratch("parts of split products", 32 << 20)
-_LOCKS = Scratch("tiles of split products", 64 << 10, zero=True)
+_PARTS = Scratch(32 << 20)
+_LOCKS = Scratch(64 << 10, zero=True)
 
 
 @dataclass(frozen=True, slots=True)
