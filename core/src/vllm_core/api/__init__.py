@@ -46,6 +46,7 @@ from vllm_core.api.program import (
     StepProgram,
     StepResult,
 )
+from vllm_core.api.quant import FORMATS, QuantFormat, QuantTensor
 from vllm_core.api.version import API_VERSION
 from vllm_core.errors import MemoryBudgetError, UnsupportedError
 
@@ -67,6 +68,7 @@ __all__ = [
     "Eager",
     "Event",
     "Executable",
+    "FORMATS",
     "Full",
     "Graph",
     "HostLogprobs",
@@ -90,6 +92,8 @@ __all__ = [
     "ProgramBudget",
     "ProgramOffer",
     "ProviderKind",
+    "QuantFormat",
+    "QuantTensor",
     "Rejected",
     "Reuse",
     "StepDelta",

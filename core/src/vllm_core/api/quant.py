@@ -1,0 +1,78 @@
+"""Weights in a quantised form, as they pass between the loader and `linear_pack`. Imports no torch at run time.
+
+A `QuantTensor` stands for a float matrix [N, K]: one row an output, K inputs. Its format is one of `FORMATS`, whose
+definition says how data, scale and zero give the numbers; `vllm_core.ops.quant.dequantize` is the executable form of these
+definitions. Providers name the formats that they read in `Offer.formats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QuantFormat:
+    """How a format stores rows: `block` inputs share a scale along K (0: the whole row or more), and in how many bytes.
+
+    `block_bytes` is that of one block of a GGUF row; 0 where data, scale and zero are tensors of their own.
+    """
+
+    name: str
+    block: int
+    block_bytes: int
+    doc: str
+
+
+def _table(*rows: QuantFormat) -> Mapping[str, QuantFormat]:
+    return MappingProxyType({row.name: row for row in rows})
+
+
+_GGUF = "data uint8 [N, K / block * block_bytes]: the rows of a GGUF file (ggml's block of this name)."
+
+FORMATS: Mapping[str, QuantFormat] = _table(
+    QuantFormat("q4_0", 32, 18, _GGUF),
+    QuantFormat("q4_1", 32, 20, _GGUF),
+    QuantFormat("q5_0", 32, 22, _GGUF),
+    QuantFormat("q5_1", 32, 24, _GGUF),
+    QuantFormat("q8_0", 32, 34, _GGUF),
+    QuantFormat("q2_k", 256, 84, _GGUF),
+    QuantFormat("q3_k", 256, 110, _GGUF),
+    QuantFormat("q4_k", 256, 144, _GGUF),
+    QuantFormat("q5_k", 256, 176, _GGUF),
+    QuantFormat("q6_k", 256, 210, _GGUF),
+    QuantFormat("int8_channel", 0, 0, "data int8 [N, K], scale float32 [N]: data * scale[n]."),
+    QuantFormat(
+        "int4_group",
+        0,
+        0,
+        "data uint8 [N, K / 2]: input 2i in the low, 2i + 1 in the high four bits; scale float [N, K / g] and zero uint8 "
+        "[N, K / g] of groups of g = K / scale.shape[1] inputs: (nibble - zero) * scale. AWQ (Lin et al. 2023) and GPTQ "
+        "(Frantar et al. 2022) checkpoints are brought to it while loading.",
+    ),
+    QuantFormat("fp8_tensor", 0, 0, "data float8_e4m3fn [N, K], scale float32 [1]: data * scale."),
+    QuantFormat("fp8_channel", 0, 0, "data float8_e4m3fn [N, K], scale float32 [N]: data * scale[n]."),
+    QuantFormat(
+        "fp8_block128",
+        128,
+        0,
+        "data float8_e4m3fn [N, K], scale float32 [ceil(N / 128), ceil(K / 128)]: one scale a square of 128 x 128.",
+    ),
+)
+"""All formats of the current API version, by name."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantTensor:
+    """A float matrix of `shape` [N, K] in `format`. `scale` and `zero` are None where the format's data holds them."""
+
+    format: str
+    shape: tuple[int, int]
+    data: Tensor
+    scale: Tensor | None = None
+    zero: Tensor | None = None
