@@ -15,6 +15,7 @@ PACKAGES = {
     "core": "core",
     "conformance": "conformance",
     "cpu": "plugins/vllm-cpu",
+    "triton": "plugins/vllm-triton",
     "cuda": "plugins/vllm-cuda",
     "toy": "examples/vllm-toy",
     "toy-static": "examples/vllm-toy-static",

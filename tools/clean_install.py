@@ -20,6 +20,7 @@ _CHECKS = {
     "vllm-conformance": ("import vllm_conformance.run, vllm_conformance.patches", ("vllm-core", "conformance", "--help")),
     "vllm-toy": ("import vllm_toy.plugin", ("vllm-core", "platforms", "list")),
     "vllm-toy-static": ("import vllm_toy_static.plugin", ("vllm-core", "platforms", "list")),
+    "vllm-triton": ("import vllm_triton.offers, vllm_triton.portable", ("vllm-core", "platforms", "list")),
     "vllm-cuda": ("import vllm_cuda.plugin", ("vllm-core", "platforms", "list")),
     "vllm-cpu": ("import vllm_cpu.plugin", ("vllm-core", "platforms", "list")),
 }

@@ -24,8 +24,8 @@ from triton.runtime.jit import JITFunction
 
 from vllm_core.api import BatchState, StepInputs
 from vllm_core.api import batch as layout
-from vllm_cuda import tuning
 from vllm_cuda.backends.families import family_of
+from vllm_triton import tuning
 
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -77,7 +77,7 @@ def source_of(kernel: JITFunction[Any], values: dict[str, Any]) -> ASTSource:
 
 def launch_all(rows: int, queries: int) -> None:
     """What a step of ``rows`` sequences with ``queries`` tokens each launches."""
-    from vllm_cuda.ops import attention, batch, cache, elementwise, linear, norm, sampling
+    from vllm_triton.ops import attention, batch, cache, elementwise, linear, norm, sampling
 
     tokens, kind = rows * queries, torch.bfloat16
     state = BatchState(

@@ -12,9 +12,10 @@ from dataclasses import replace
 from vllm_core.api import DeviceFacts, load_entry
 from vllm_core.ops.check import Provider, mismatches
 from vllm_core.ops.inputs import SHAPE_CLASSES
-from vllm_cuda import tuning
 from vllm_cuda.backends import families
-from vllm_cuda.backends.offers import PROVIDER, kv_layout, offers
+from vllm_cuda.backends.offers import PROVIDER, offers
+from vllm_triton import tuning
+from vllm_triton.offers import kv_layout
 
 
 def main(op: str, dtypes: list[str]) -> None:

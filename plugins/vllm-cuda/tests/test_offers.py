@@ -8,7 +8,8 @@ from vllm_core.api import CAPABILITIES, OPS, Accepted, CallSite, KVGroupSpec, Re
 from vllm_core.ops.place import arguments_of
 from vllm_cuda import platform, plugin
 from vllm_cuda.backends import families
-from vllm_cuda.backends.offers import kv_layout, offers
+from vllm_cuda.backends.offers import offers
+from vllm_triton.offers import kv_layout
 
 
 def attention_site(**changes) -> CallSite:

@@ -29,7 +29,7 @@ def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatc
 def start(device: DeviceFacts) -> None:
     """Choose the kernels' block sizes for the device."""
     from vllm_cuda.backends.families import family_of
-    from vllm_cuda.tuning import use
+    from vllm_triton.tuning import use
 
     family = family_of(device.architecture)
     assert family is not None, "nothing is offered for other architectures"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_cuda.backends.ampere import one_row, split_of
-from vllm_cuda.tuning import Decode, Extend, FewRows, Tuning
+from vllm_triton.portable import one_row, split_of
+from vllm_triton.tuning import Decode, Extend, FewRows, Tuning
 
 
 def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vllm_cuda.backends import ada, ampere, blackwell, hopper
-from vllm_cuda.tuning import Tuning
+from vllm_triton.tuning import Tuning
 
 
 @dataclass(frozen=True, slots=True)

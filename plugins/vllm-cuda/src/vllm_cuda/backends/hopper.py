@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_cuda.backends.ampere import split_of
-from vllm_cuda.tuning import Decode, Extend, FewRows, OneRow, Tuning
+from vllm_triton.portable import split_of
+from vllm_triton.tuning import Decode, Extend, FewRows, OneRow, Tuning
 
 AHEAD_BYTES = 512
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vllm_cuda.kernels import norm
-from vllm_cuda.ops.launch import power_of_2
-from vllm_cuda.tuning import active
+from vllm_triton.kernels import norm
+from vllm_triton.ops.launch import power_of_2
+from vllm_triton.tuning import active
 
 
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
@@ -21,10 +21,8 @@ def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
         x, out = x.reshape(-1, size), out if out.dim() == 2 else out.view(-1, size)
         inner, strides = 1, (out.stride(0), 0, x.stride(0), 0)
     block = power_of_2(size)
-    pdl = active().pdl
-    norm.rms_norm[(rows,)](
-        out, x, weight, eps, inner, *strides, SIZE=size, BLOCK=block, PDL=pdl, num_warps=_warps(block), launch_pdl=pdl
-    )
+    dependent = active().dependent
+    norm.rms_norm[(rows,)](out, x, weight, eps, inner, *strides, SIZE=size, BLOCK=block, num_warps=_warps(block), **dependent)
 
 
 def add_rms_norm(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
@@ -33,9 +31,9 @@ def add_rms_norm(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: 
     if not rows:
         return
     block = power_of_2(size)
-    pdl = active().pdl
+    dependent = active().dependent
     norm.add_rms_norm[(rows,)](
-        out, residual, x.contiguous(), weight, eps, SIZE=size, BLOCK=block, PDL=pdl, num_warps=_warps(block), launch_pdl=pdl
+        out, residual, x.contiguous(), weight, eps, SIZE=size, BLOCK=block, num_warps=_warps(block), **dependent
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm_cuda.kernels.elementwise import activate
-from vllm_cuda.kernels.pdl import trigger, wait
+from vllm_triton.kernels.elementwise import activate
+from vllm_triton.kernels.pdl import trigger, wait
 
 ADD = tl.constexpr(1)
 GATED = tl.constexpr(2)

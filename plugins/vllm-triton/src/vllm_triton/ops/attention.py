@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm_cuda.kernels import attention
-from vllm_cuda.ops.cache import KV
-from vllm_cuda.ops.launch import Scratch, power_of_2
-from vllm_cuda.tuning import active
+from vllm_triton.kernels import attention
+from vllm_triton.ops.cache import KV
+from vllm_triton.ops.launch import Scratch, power_of_2
+from vllm_triton.tuning import active
 
 MAX_SPLITS = 64
 _SCRATCH = Scratch(64 << 20)
@@ -139,9 +139,8 @@ def _decode(
         BLOCK_N=min(tuning.block_n, kv.tokens_per_block) if kv.tokens_per_block >= 16 else tuning.block_n,
         SPLIT=splits > 1,
         STAGES=tuning.stages,
-        PDL=chip.pdl,
         num_warps=tuning.warps,
         num_stages=tuning.stages,
-        launch_pdl=chip.pdl,
+        **chip.dependent,
         **shape,
     )

@@ -64,7 +64,13 @@ class Tuning:
     one_row: Callable[[int, int], OneRow]
     few_rows: Callable[[int, int, int, bool], FewRows]
     pdl: bool
+    """Whether a kernel may start while the one before it drains (`kernels.pdl`)."""
     multiprocessors: int = 1
+
+    @property
+    def dependent(self) -> dict[str, bool]:
+        """Launch arguments of kernels that wait for the one before; compilers without such launches know no such option."""
+        return {"PDL": True, "launch_pdl": True} if self.pdl else {"PDL": False}
 
 
 _active: list[Tuning] = []
@@ -78,7 +84,7 @@ def use(tuning: Tuning, multiprocessors: int) -> None:
 def active() -> Tuning:
     """The tuning of this process; the smallest one where no device was opened."""
     if not _active:
-        from vllm_cuda.backends import families
+        from vllm_triton.portable import TUNING
 
-        use(families.AMPERE.tuning, 1)
+        use(TUNING, 1)
     return _active[0]

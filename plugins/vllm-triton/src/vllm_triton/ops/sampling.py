@@ -7,9 +7,9 @@ from torch import Tensor
 
 from vllm_core.api import OPS, BatchState
 from vllm_core.api import batch as layout
-from vllm_cuda.kernels import sample as kernels
-from vllm_cuda.ops.launch import power_of_2
-from vllm_cuda.tuning import active
+from vllm_triton.kernels import sample as kernels
+from vllm_triton.ops.launch import power_of_2
+from vllm_triton.tuning import active
 
 _CHUNK = 4096
 
@@ -25,17 +25,13 @@ def sample(
         OPS["sample"].load_reference()(tokens, nonfinite, logits, state, slots, lengths, features)
         return
     chunks = -(-vocabulary // _CHUNK)
-    pdl = active().pdl
+    dependent = active().dependent
     floats = torch.empty(rows * (chunks + 1), dtype=torch.float32, device=logits.device)
     largest, highest = floats[: rows * chunks], floats[rows * chunks :]
     where = torch.empty(rows * chunks, dtype=torch.int32, device=logits.device)
     block = power_of_2(chunks)
-    kernels.measure[(rows, chunks)](
-        largest, where, logits, vocabulary, chunks, BLOCK=_CHUNK, PDL=pdl, num_warps=8, launch_pdl=pdl
-    )
-    kernels.pick[(rows,)](
-        tokens, nonfinite, highest, largest, where, chunks, BLOCK_C=block, PDL=pdl, num_warps=1, launch_pdl=pdl
-    )
+    kernels.measure[(rows, chunks)](largest, where, logits, vocabulary, chunks, BLOCK=_CHUNK, num_warps=8, **dependent)
+    kernels.pick[(rows,)](tokens, nonfinite, highest, largest, where, chunks, BLOCK_C=block, num_warps=1, **dependent)
     if not features & layout.F_RANDOM:
         return
     sums = torch.empty(rows * chunks, dtype=torch.float64, device=logits.device)
@@ -49,9 +45,8 @@ def sample(
         vocabulary,
         chunks,
         BLOCK=_CHUNK,
-        PDL=pdl,
         num_warps=8,
-        launch_pdl=pdl,
+        **dependent,
         **record,
     )
     kernels.draw[(rows,)](
@@ -68,8 +63,7 @@ def sample(
         SEED_HIGH=layout.A_SEED_HIGH,
         BLOCK=_CHUNK,
         BLOCK_C=block,
-        PDL=pdl,
         num_warps=8,
-        launch_pdl=pdl,
+        **dependent,
         **record,
     )

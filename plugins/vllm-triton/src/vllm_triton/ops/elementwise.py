@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vllm_cuda.kernels import elementwise
-from vllm_cuda.ops.launch import power_of_2
-from vllm_cuda.tuning import active
+from vllm_triton.kernels import elementwise
+from vllm_triton.ops.launch import power_of_2
+from vllm_triton.tuning import active
 
 KINDS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _COLUMNS = 1024
@@ -27,9 +27,9 @@ def _gather(out: Tensor, x: Tensor, rows: Tensor, scale: float) -> None:
     if not count:
         return
     block = min(_COLUMNS, power_of_2(size))
-    pdl = active().pdl
+    dependent = active().dependent
     elementwise.gather_rows[(count, -(-size // block))](
-        out, x.contiguous(), rows, scale, SIZE=size, BLOCK=block, SCALED=scale != 1.0, PDL=pdl, num_warps=4, launch_pdl=pdl
+        out, x.contiguous(), rows, scale, SIZE=size, BLOCK=block, SCALED=scale != 1.0, num_warps=4, **dependent
     )
 
 
@@ -39,7 +39,7 @@ def gated_activation(out: Tensor, x: Tensor, kind: str) -> None:
     if not count:
         return
     block = min(_COLUMNS, power_of_2(size))
-    pdl = active().pdl
+    dependent = active().dependent
     elementwise.gated_activation[(count, -(-size // block))](
-        out, x.contiguous(), SIZE=size, BLOCK=block, KIND=KINDS[kind], PDL=pdl, num_warps=4, launch_pdl=pdl
+        out, x.contiguous(), SIZE=size, BLOCK=block, KIND=KINDS[kind], num_warps=4, **dependent
     )

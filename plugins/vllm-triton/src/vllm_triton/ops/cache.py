@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_cuda.kernels import rope
-from vllm_cuda.ops.launch import power_of_2
-from vllm_cuda.tuning import active
+from vllm_triton.kernels import rope
+from vllm_triton.ops.launch import power_of_2
+from vllm_triton.tuning import active
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -68,7 +68,7 @@ def qk_norm_rope_kv_write(
     """Norm and rotate q [T,Hq,D] and k [T,Hk,D] in place, store k and v."""
     if (q_weight is None) != (k_weight is None):
         # No architecture has one alone: the parts serve it.
-        from vllm_cuda.ops.norm import rms_norm
+        from vllm_triton.ops.norm import rms_norm
 
         for x, weight in ((q, q_weight), (k, k_weight)):
             if weight is not None:
@@ -101,7 +101,7 @@ def _launch(
         return
     half = cos_sin.shape[2] if cos_sin is not None else size // 2
     heads = _together(num_heads, num_kv)
-    pdl = active().pdl
+    dependent = active().dependent
     rope.qk_norm_rope_kv_write[(count, (num_heads + num_kv) // heads)](
         q,
         k,
@@ -129,9 +129,8 @@ def _launch(
         ROPE=cos_sin is not None,
         INTERLEAVED=interleaved,
         WRITE=kv is not None,
-        PDL=pdl,
         num_warps=max(1, min(4, heads * size // 256)),
-        launch_pdl=pdl,
+        **dependent,
     )
 
 

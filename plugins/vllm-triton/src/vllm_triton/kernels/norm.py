@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm_cuda.kernels.pdl import trigger, wait
+from vllm_triton.kernels.pdl import trigger, wait
 
 
 @triton.jit

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_cuda.kernels import linear as kernels
-from vllm_cuda.ops.elementwise import KINDS, gated_activation
-from vllm_cuda.ops.launch import Scratch
-from vllm_cuda.ops.norm import rms_norm
-from vllm_cuda.tuning import active
+from vllm_triton.kernels import linear as kernels
+from vllm_triton.ops.elementwise import KINDS, gated_activation
+from vllm_triton.ops.launch import Scratch
+from vllm_triton.ops.norm import rms_norm
+from vllm_triton.tuning import active
 
 FEW, FEW_SMALL = 64, 128
 """Rows up to which our kernels read a weight as fast as cuBLAS, and take more along; of small weights launches count more."""
@@ -109,8 +109,7 @@ def _few(
         "BIAS": weight.bias is not None,
         "EPILOGUE": epilogue,
         "KIND": KINDS[kind],
-        "PDL": chip.pdl,
-        "launch_pdl": chip.pdl,
+        **chip.dependent,
     }
     if count == 1:
         one = chip.one_row(rows, columns)

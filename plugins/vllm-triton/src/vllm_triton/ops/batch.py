@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vllm_core.api import BatchState, StepInputs
 from vllm_core.api import batch as layout
-from vllm_cuda.kernels import batch
-from vllm_cuda.tuning import active
+from vllm_triton.kernels import batch
+from vllm_triton.tuning import active
 
 _HEADER = layout.HEADER_WORDS
 _TOKENS = 256
@@ -83,7 +83,7 @@ def build_step(state: BatchState, packed: Tensor, header: Sequence[int]) -> Step
     )
     wide = torch.empty(2 * sampled, dtype=torch.int64, device=packed.device)
     sample_rows, sample_slots = wide[:sampled], wide[sampled:]
-    pdl = active().pdl
+    dependent = active().dependent
     if rows:
         block = min(_TOKENS, max(16, 1 << (most - 1).bit_length()))
         batch.build_rows[(rows, -(-most // block))](
@@ -103,9 +103,8 @@ def build_step(state: BatchState, packed: Tensor, header: Sequence[int]) -> Step
             state.tokens.shape[1],
             BLOCK_S=128,
             BLOCK=block,
-            PDL=pdl,
             num_warps=1,
-            launch_pdl=pdl,
+            **dependent,
         )
     else:
         query_start.zero_()
@@ -126,9 +125,8 @@ def build_step(state: BatchState, packed: Tensor, header: Sequence[int]) -> Step
                 width,
                 size,
                 BLOCK=_TOKENS,
-                PDL=pdl,
                 num_warps=2,
-                launch_pdl=pdl,
+                **dependent,
             )
     return StepInputs(
         token_ids=token_ids,
@@ -153,7 +151,7 @@ def advance(state: BatchState, inputs: StepInputs, tokens: Tensor) -> None:
     rows = inputs.num_rows
     if not rows:
         return
-    pdl = active().pdl
+    dependent = active().dependent
     sampled = min(len(tokens), len(inputs.sample_slots))
     batch.advance[(-(-max(rows, sampled) // 128),)](
         state.computed,
@@ -168,7 +166,6 @@ def advance(state: BatchState, inputs: StepInputs, tokens: Tensor) -> None:
         state.num_slots,
         state.tokens.shape[1],
         BLOCK=128,
-        PDL=pdl,
         num_warps=4,
-        launch_pdl=pdl,
+        **dependent,
     )

@@ -1,0 +1,1 @@
+"""Triton kernels of vllm-core's ops, shared by the platforms whose compilers speak Triton."""
