@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_core.api import POOLS, Device, DeviceFacts, Eager, Event, Graph, MemoryBudgetError, MemoryStats, Pool
+from vllm_core.api import POOLS, Communicator, Device, DeviceFacts, Eager, Event, Graph, MemoryBudgetError, MemoryStats, Pool
 
 STAGING_BYTES = 64 << 20
 """Pinned memory through which weights travel: two such buffers, one filled while the other is copied."""
@@ -155,3 +155,22 @@ class CudaDevice(Device):
                 graph.capture_end()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         return graph
+
+    def communicator(self, rank: int, world_size: int, rendezvous: str) -> Communicator:
+        """Join a group over NCCL, with memory of the peers where they can be reached."""
+        from vllm_cuda.comm import CudaCommunicator
+
+        return CudaCommunicator(rank, world_size, rendezvous, self._device)
+
+    def copy_to_peer(self, tensor: Tensor, peer: Device) -> Tensor:
+        """Copy to another GPU: directly where the two reach each other, through pinned memory where not."""
+        assert isinstance(peer, CudaDevice), "another platform's device"
+        target = torch.empty(tensor.shape, dtype=tensor.dtype, device=peer.torch_device)
+        here, there = self._device.index or 0, torch.device(peer.torch_device).index or 0
+        if here == there or torch.cuda.can_device_access_peer(there, here):
+            target.copy_(tensor, non_blocking=True)
+            return target
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor)
+        target.copy_(host)
+        return target

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _MAJOR, _MINOR, _MULTIPROCESSORS, _INTEGRATED, _L2, _SHARED = 75, 76, 16, 18, 38, 97
 
@@ -29,6 +29,8 @@ class Gpu:
     multiprocessors: int
     l2_bytes: int
     shared_bytes: int
+    links: tuple[tuple[str, str], ...] = ()
+    """Ids of the other GPUs, and whether this one reaches their memory."""
 
     @property
     def architecture(self) -> str:
@@ -41,31 +43,36 @@ class Driver:
 
     def __init__(self, library: str = "libcuda.so.1") -> None:
         self._library = ctypes.CDLL(library)
-        self._call("cuInit", 0)
+        self.call("cuInit", 0)
 
     def version(self) -> tuple[int, int]:
         """Newest CUDA version that the driver supports."""
         value = ctypes.c_int()
-        self._call("cuDriverGetVersion", ctypes.byref(value))
+        self.call("cuDriverGetVersion", ctypes.byref(value))
         return value.value // 1000, value.value % 1000 // 10
 
     def gpus(self) -> tuple[Gpu, ...]:
         """All devices that this process may see."""
         count = ctypes.c_int()
-        self._call("cuDeviceGetCount", ctypes.byref(count))
-        return tuple(self._gpu(index) for index in range(count.value))
+        self.call("cuDeviceGetCount", ctypes.byref(count))
+        found = [self._gpu(index) for index in range(count.value)]
+        return tuple(replace(gpu, links=self._links(gpu, found)) for gpu in found)
+
+    def _links(self, gpu: Gpu, all_gpus: list[Gpu]) -> tuple[tuple[str, str], ...]:
+        others = [one for one in all_gpus if one.index != gpu.index]
+        return tuple((one.id, "peer access" if self.reaches(gpu.index, one.index) else "no peer access") for one in others)
 
     def _gpu(self, index: int) -> Gpu:
         device = ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(device), index)
+        self.call("cuDeviceGet", ctypes.byref(device), index)
         name, raw, size = ctypes.create_string_buffer(128), (ctypes.c_ubyte * 16)(), ctypes.c_size_t()
-        self._call("cuDeviceGetName", name, len(name), device)
-        self._call("cuDeviceGetUuid_v2", ctypes.byref(raw), device)
-        self._call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
+        self.call("cuDeviceGetName", name, len(name), device)
+        self.call("cuDeviceGetUuid_v2", ctypes.byref(raw), device)
+        self.call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
 
         def attribute(number: int) -> int:
             value = ctypes.c_int()
-            self._call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
+            self.call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
             return value.value
 
         return Gpu(
@@ -80,7 +87,16 @@ class Driver:
             shared_bytes=attribute(_SHARED),
         )
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def reaches(self, index: int, other: int) -> bool:
+        """Whether device ``index`` can read and write the memory of device ``other``."""
+        device, peer, answer = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(device), index)
+        self.call("cuDeviceGet", ctypes.byref(peer), other)
+        self.call("cuDeviceCanAccessPeer", ctypes.byref(answer), device, peer)
+        return bool(answer.value)
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function of the driver. Raises DriverError with its name for the status."""
         function = getattr(self._library, name, None)
         if function is None:
             raise DriverError(f"{name} is missing in the driver")

@@ -47,8 +47,8 @@ CLAIMS: Mapping[str, Support] = MappingProxyType(
         "graphs": Full(),
         "sleep": NotImplementedYet("pools are not brought back yet"),
         "quantization.weight_only": NotImplementedYet("no kernel reads packed weights yet"),
-        "parallel.tensor": NotImplementedYet("no communicator yet"),
-        "peer_copy": NotImplementedYet("no peer copies yet"),
+        "parallel.tensor": Full(),
+        "peer_copy": Full(),
     }
 )
 

@@ -155,6 +155,7 @@ def _facts(gpu: Gpu, driver: str, runtime: tuple[int, int] | None) -> DeviceFact
         memory_bytes=gpu.memory_bytes,
         driver_version=driver,
         runtime_version="" if runtime is None else f"{runtime[0]}.{runtime[1]}",
+        links=dict(gpu.links),
         properties={
             "index": str(gpu.index),
             "multiprocessors": str(gpu.multiprocessors),

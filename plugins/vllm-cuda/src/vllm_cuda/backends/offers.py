@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_core.api import DeviceFacts, Offer
+from vllm_core.api import Accepted, CallSite, DeviceFacts, Offer, Rejected, Verdict
 from vllm_cuda.backends.families import family_of
 from vllm_triton import offers as shared
 
 PROVIDER = "vllm-cuda"
+_COMM = "vllm_cuda.comm"
+_DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
 
 def offers(device: DeviceFacts) -> Sequence[Offer]:
@@ -16,4 +18,27 @@ def offers(device: DeviceFacts) -> Sequence[Offer]:
     family = family_of(device.architecture)
     if device.device_type != "cuda" or family is None:
         return ()
-    return shared.offers(PROVIDER, family.architectures)
+    return (*shared.offers(PROVIDER, family.architectures), *_comm(device, frozenset(family.architectures)))
+
+
+def _comm(device: DeviceFacts, built: frozenset[str]) -> Sequence[Offer]:
+    """Sums through the peers' memory before NCCL's, where the probe saw that this device reaches its peers."""
+    names = ("all_reduce", "all_gather", "reduce_scatter", "all_reduce_add_rms_norm")
+    plain = {name: f"{_COMM}:{name}" for name in names}
+    through_peers = plain | {name: f"{_COMM}:peer_{name}" for name in ("all_reduce", "all_reduce_add_rms_norm")}
+    reached = [peer for peer, link in device.links.items() if link.startswith("peer")]
+    far = [peer for peer, link in device.links.items() if not link.startswith("peer")]
+
+    def accepts(site: CallSite) -> Verdict:
+        return Accepted() if reached and not far else Rejected("peer access", "memory of all peers", _why(device))
+
+    return (
+        Offer(
+            provider=f"{PROVIDER}-peer", ops=through_peers, dtypes=_DTYPES, architectures=built, priority=10, accepts=accepts
+        ),
+        Offer(provider=f"{PROVIDER}-nccl", ops=plain, dtypes=_DTYPES, architectures=built),
+    )
+
+
+def _why(device: DeviceFacts) -> str:
+    return "; ".join(f"{peer}: {link}" for peer, link in device.links.items()) or "no other GPU is visible"
