@@ -17,6 +17,10 @@ PACKAGES = {
     "cpu": "plugins/vllm-cpu",
     "triton": "plugins/vllm-triton",
     "cuda": "plugins/vllm-cuda",
+    "rocm": "plugins/vllm-rocm",
+    "xpu": "plugins/vllm-xpu",
+    "ascend": "plugins/vllm-ascend",
+    "simulator": "simulator",
     "toy": "examples/vllm-toy",
     "toy-static": "examples/vllm-toy-static",
 }
@@ -118,6 +122,27 @@ def kernels(session: nox.Session) -> None:
     if not present:
         session.skip("no package named here has tests of ops")
     pytest(session, *present)
+
+
+@nox.session
+def sanitize(session: nox.Session) -> None:
+    """Tests of vllm-cpu's native kernels, built with the address and undefined-behaviour sanitizers; cmake is needed."""
+    install(session, "test")
+    build = Path(session.create_tmp()) / "native"
+    kind = ["-DVLLM_SANITIZE=ON", "-DVLLM_WIDE=OFF", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"]
+    session.run("cmake", "-S", PACKAGES["cpu"], "-B", str(build), *kind, external=True)
+    session.run("cmake", "--build", str(build), "--parallel", "2", external=True)
+    session.run("python", "tools/sanitized.py", str(build / "libvllm_cpu_ops.so"), *options(session))
+
+
+@nox.session(name="xpu-kernels", python="3.11")
+def xpu_kernels(session: nox.Session) -> None:
+    """vllm-xpu's kernels through Intel's Triton to SPIR-V, in an environment of its own: it takes the place of Triton."""
+    session.env.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"})
+    needed = [f"./{PACKAGES[name]}" for name in ("core", "triton", "xpu")]
+    session.install("-c", "constraints.txt", "torch", *needed, *nox.project.dependency_groups(PYPROJECT, "light-test"))
+    session.install("--no-deps", "--pre", "triton-xpu==3.3.0b1")
+    session.run("python", "-m", "pytest", "-q", "plugins/vllm-xpu/tests/test_kernels_spirv.py", *options(session))
 
 
 @nox.session

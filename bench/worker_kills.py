@@ -27,8 +27,8 @@ from vllm_core.errors import EngineDeadError
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 64,
-    "hidden_size": 16,
-    "intermediate_size": 16,
+    "hidden_size": 128,
+    "intermediate_size": 64,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 2,

@@ -22,6 +22,10 @@ _CHECKS = {
     "vllm-toy-static": ("import vllm_toy_static.plugin", ("vllm-core", "platforms", "list")),
     "vllm-triton": ("import vllm_triton.offers, vllm_triton.portable", ("vllm-core", "platforms", "list")),
     "vllm-cuda": ("import vllm_cuda.plugin", ("vllm-core", "platforms", "list")),
+    "vllm-rocm": ("import vllm_rocm.plugin", ("vllm-core", "platforms", "list")),
+    "vllm-ascend": ("import vllm_ascend.plugin", ("vllm-core", "platforms", "list")),
+    "vllm-simulator": ("import vllm_simulator", ("python", "-m", "vllm_simulator", "--help")),
+    "vllm-xpu": ("import vllm_xpu.plugin", ("vllm-core", "platforms", "list")),
     "vllm-cpu": ("import vllm_cpu.plugin", ("vllm-core", "platforms", "list")),
 }
 

@@ -17,7 +17,17 @@ from types import TracebackType
 
 from tools.torch_build import TorchChoice, accelerator_part, describe_size, resolve
 
-PACKAGES = ("core", "plugins/vllm-cpu", "plugins/vllm-triton", "plugins/vllm-cuda", "conformance")
+PACKAGES = (
+    "core",
+    "plugins/vllm-cpu",
+    "plugins/vllm-triton",
+    "plugins/vllm-cuda",
+    "plugins/vllm-rocm",
+    "plugins/vllm-xpu",
+    "plugins/vllm-ascend",
+    "simulator",
+    "conformance",
+)
 STAMP = "installed-groups"
 
 

@@ -17,6 +17,7 @@ from vllm_conformance.junit import write_junit
 from vllm_conformance.matrix import BEGIN, END, claim_word, matrix, proof_of, replaced
 from vllm_conformance.page import to_html
 from vllm_conformance.report import Report, by_reference, calls_by_op, schema
+from vllm_conformance.sources import host
 from vllm_conformance.table import summary, to_table
 from vllm_core.api import CAPABILITIES
 from vllm_core.errors import ConfigError
@@ -159,6 +160,7 @@ def test_the_matrix_has_a_row_for_each_capability_and_the_level(report_of):
         ({"result": "NOT_CONFORMANT", "reached": -1}, "fails"),
         ({"result": "INCOMPLETE", "reached": 1}, "incomplete"),
         ({"subset": "ci"}, "not measured"),
+        ({"host": {"simulated": "a chip that is not there"}}, "L4 simulated"),
     ],
 )
 def test_the_level_is_what_was_shown(report_of, changes, word):
@@ -202,6 +204,14 @@ def test_the_page_is_well_formed(mixed, report_of):
     ElementTree.fromstring(f"<body>{body.replace(chr(0), '')}</body>")
 
 
+def test_what_a_simulator_announces_is_in_the_report_and_said_everywhere(report_of):
+    assert "simulated" not in host({})
+    report = report_of(host=host({"SIMULATED_HARDWARE": "a chip that is not there"}))
+    assert report.simulated == "a chip that is not there"
+    assert "simulated, not run on hardware: a chip that is not there" in summary(report)
+    assert "a chip that is not there" in to_html([report])
+
+
 # -- badge
 
 
@@ -211,6 +221,7 @@ def test_the_page_is_well_formed(mixed, report_of):
         ({}, "L4"),
         ({"result": "NOT_CONFORMANT", "reached": 2}, "failing"),
         ({"result": "INCOMPLETE", "reached": 2}, "incomplete"),
+        ({"host": {"simulated": "a chip that is not there"}}, "L4 simulated"),
     ],
 )
 def test_a_badge_says_the_result(report_of, changes, text):

@@ -29,7 +29,7 @@ def badge(report: Report) -> str:
 def message(report: Report) -> str:
     """What the badge says."""
     if report.result == "CONFORMANT":
-        return f"L{report.reached}"
+        return f"L{report.reached} simulated" if report.simulated else f"L{report.reached}"
     return "incomplete" if report.result == "INCOMPLETE" else "failing"
 
 

@@ -45,7 +45,8 @@ def level_word(report: Report) -> str:
         return "incomplete"
     if report.subset is not None:
         return "not measured"
-    return f"L{report.reached}" if report.reached >= 0 else "fails"
+    word = f"L{report.reached}" if report.reached >= 0 else "fails"
+    return f"{word} simulated" if report.simulated else word
 
 
 def heads(reports: Sequence[Report]) -> list[str]:

@@ -57,6 +57,7 @@ def _details(report: Report) -> str:
     platform, versions = report.platform, report.versions
     device = report.devices[0] if report.devices else None
     facts = [
+        ("simulated", report.simulated or "no"),
         ("result", report.result + (f" (subset {report.subset})" if report.subset else "")),
         ("run", f"{report.started}, {report.seconds:g} s, {len(report.rows)} cases"),
         (

@@ -71,6 +71,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
 
     @property
+    def simulated(self) -> str:
+        """What stood for the hardware; empty where the hardware was there."""
+        return self.host.get("simulated", "")
+
+    @property
     def dirty(self) -> tuple[str, ...]:
         """Names of the distributions whose code is not that of a commit or a wheel."""
         return tuple(one.name for one in self.sources if one.dirty or one.kind == "files")

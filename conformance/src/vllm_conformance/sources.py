@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Literal
 import msgspec
 
 GIT_TIMEOUT_S = 30.0
+MAX_SIMULATED_CHARS = 200
 _SUFFIXES = (".py", ".so", ".toml", ".json", ".txt", ".cu", ".cpp", ".h")
 
 
@@ -113,6 +115,12 @@ def _is_as_recorded(path: Path, recorded: str) -> bool:
     return base64.urlsafe_b64encode(hashlib.new(kind, path.read_bytes()).digest()).rstrip(b"=").decode("ascii") == value
 
 
-def host() -> dict[str, str]:
-    """Facts of this machine that matter and identify nobody."""
-    return {"system": platform.system(), "release": platform.release(), "machine": platform.machine()}
+SIMULATED = "SIMULATED_HARDWARE"
+"""Variable in which a simulator says to every process what it stands for; the plugin under test has no part in it."""
+
+
+def host(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Facts of this machine that matter and identify nobody; `simulated` where a simulator stands for the hardware."""
+    facts = {"system": platform.system(), "release": platform.release(), "machine": platform.machine()}
+    simulated = environ.get(SIMULATED, "")
+    return {**facts, "simulated": simulated[:MAX_SIMULATED_CHARS]} if simulated else facts

@@ -52,6 +52,8 @@ def summary(report: Report) -> list[str]:
         f"{report.result}: {report.platform.distribution} {report.versions.plugin} on {where}, {what}, "
         f"{len(report.rows)} rows in {report.seconds:g} s",
     ]
+    if report.simulated:
+        lines.append(f"simulated, not run on hardware: {report.simulated}")
     if report.subset is None:
         lines.append(f"level reached: {f'L{report.reached}' if report.reached >= 0 else 'none'}")
     if left:

@@ -1,8 +1,8 @@
 """`AsyncLLM`: an engine in its own process, for servers.
 
-Tokenizing and detokenizing happen here; the engine process sees token ids alone. A process that dies fails its requests
-with EngineDeadError and is started again, with a provider that failed denied; more than `MAX_RESTARTS` within
-`RESTART_WINDOW_S` end the engine.
+Tokenizing and detokenizing happen here, in threads beside the event loop; the engine process sees token ids alone. A process
+that dies fails its requests with EngineDeadError and is started again, with a provider that failed denied; more than
+`MAX_RESTARTS` within `RESTART_WINDOW_S` end the engine.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from vllm_core.engine import wire
-from vllm_core.engine.messages import EngineStats, RequestUpdate
+from vllm_core.engine.messages import EngineStats
 from vllm_core.engine.postprocess import Postprocessor
 from vllm_core.engine.preprocess import Prepared, Preprocessor
-from vllm_core.errors import EngineDeadError, RequestError, VLLMCoreError
+from vllm_core.errors import DeadlineError, EngineDeadError, RequestError, UnsupportedError, VLLMCoreError
+from vllm_core.output_thread import Batch, OutputThread, Waiter
 from vllm_core.outputs import EmbeddingRequestOutput, RequestOutput
 from vllm_core.sampling_params import PoolingParams, SamplingParams
 
@@ -38,30 +38,19 @@ log = logging.getLogger("vllm_core")
 
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
+CONNECT_S = 5.0
+"""How long a message waits for the engine process to take the connection."""
 
-_updates = msgspec.msgpack.Decoder(list[RequestUpdate]).decode
 _failure = msgspec.msgpack.Decoder(wire.Failure).decode
 _ready = msgspec.msgpack.Decoder(wire.Ready).decode
 _stats = msgspec.msgpack.Decoder(EngineStats).decode
+_refusal = msgspec.msgpack.Decoder(wire.Failure | None).decode
 
 
-class _Waiter:
-    """The newest output of one request. Outputs are cumulative, so a slow reader skips, and nothing piles up."""
-
-    __slots__ = ("error", "event", "output")
-
-    def __init__(self) -> None:
-        self.event = asyncio.Event()
-        self.output: RequestOutput | EmbeddingRequestOutput | None = None
-        self.error: Exception | None = None
-
-    async def next(self) -> RequestOutput | EmbeddingRequestOutput:
-        await self.event.wait()
-        self.event.clear()
-        if self.error is not None:
-            raise self.error
-        assert self.output is not None, "woken without an output"
-        return self.output
+def _raise_refusal(reply: bytes) -> None:
+    refused = _refusal(reply)
+    if refused is not None:
+        raise refused.to_error()
 
 
 class AsyncLLM:
@@ -70,15 +59,18 @@ class AsyncLLM:
     def __init__(self, **options: Any) -> None:
         self._options = options
         self._design: Blueprint | None = None
-        self._post: Postprocessor | None = None
+        self._output: OutputThread | None = None
         self._pre: Preprocessor | None = None
-        self._waiters: dict[str, _Waiter] = {}
+        self._waiters: dict[str, Waiter] = {}
         self._process: asyncio.subprocess.Process | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._replies: dict[bytes, list[asyncio.Future[bytes]]] = {wire.STATS_REPLY: [], wire.RESET_REPLY: []}
+        self._watcher: asyncio.Task[None] | None = None
+        answers = (wire.STATS_REPLY, wire.RESET_REPLY, wire.SLEEP_REPLY, wire.WAKE_REPLY)
+        self._replies: dict[bytes, list[asyncio.Future[bytes]]] = {kind: [] for kind in answers}
+        self._asleep = False
         self._ready: asyncio.Future[wire.Ready] | None = None
         self._failure: wire.Failure | None = None
         self._restarts: list[float] = []
+        self._num_restarts = 0
         self._stopping = False
         self.error: Exception | None = None
         self.tokenizer: Tokenizer | None = None
@@ -93,11 +85,11 @@ class AsyncLLM:
 
         self._design = await asyncio.to_thread(launch.blueprint, self._options)
         self._folder = tempfile.mkdtemp(prefix="vllm-core-")  # mkdtemp makes it private to this user
-        self._context = zmq.asyncio.Context()
-        self._outbox, self._inbox = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
+        self._context = zmq.Context()
+        self._outbox = self._context.socket(zmq.PUSH)
+        self._outbox.set_hwm(0)  # a message is sent at once, or there is no engine: nothing here may wait for it
         self._outbox.bind(f"ipc://{self._folder}/in")
-        self._inbox.bind(f"ipc://{self._folder}/out")
-        self._tasks.append(asyncio.create_task(self._read()))
+        self._output = OutputThread(self._context, f"ipc://{self._folder}/out", self._take, self._reading_failed)
         launch_task = asyncio.create_task(self._launch())
         try:
             # The tokenizer is read here while the engine process loads the weights.
@@ -106,9 +98,9 @@ class AsyncLLM:
             launch_task.cancel()  # gather does not, and a process started after the shutdown would stay
             self.shutdown()
             raise
-        self._post = Postprocessor(self.tokenizer)
+        self._output.begin(Postprocessor(self.tokenizer))
         self._check_against_limits()
-        self._tasks.append(asyncio.create_task(self._watch()))
+        self._watcher = asyncio.create_task(self._watch())
 
     def _check_against_limits(self) -> None:
         """Requests are checked here; what the engine holds is known once it runs, and may be less after a restart."""
@@ -122,7 +114,7 @@ class AsyncLLM:
         from vllm_core.engine_main import Start
         from vllm_core.registry import explain
 
-        self._failure = None
+        self._failure, self._asleep = None, False
         self._ready = asyncio.get_running_loop().create_future()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "vllm_core.engine_main", stdin=asyncio.subprocess.PIPE, start_new_session=True
@@ -147,12 +139,13 @@ class AsyncLLM:
     def shutdown(self) -> None:
         """Stop the engine process; requests that still run fail."""
         self._stopping = True
-        for task in self._tasks:
-            task.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
-        if self._design is not None and hasattr(self, "_context"):
+        if self._output is not None:
+            self._output.stop()
             self._context.destroy(linger=0)
             shutil.rmtree(self._folder, ignore_errors=True)
         self._fail_all(self.error or self._death())
@@ -207,9 +200,27 @@ class AsyncLLM:
         }
 
     @property
+    def plan_json(self) -> bytes:
+        """The Plan as JSON, demotions of this run included."""
+        from vllm_core.registry import explain
+
+        return explain.to_json(self._blueprint.plan)
+
+    @property
+    def num_restarts(self) -> int:
+        """Times the engine process was started again."""
+        return self._num_restarts
+
+    @property
+    def num_demotions(self) -> int:
+        """Providers that failed, and that another one replaced."""
+        return len(self._blueprint.plan.demotions)
+
+    @property
     def is_alive(self) -> bool:
         """Whether requests can be served now."""
-        return self.error is None and self._ready is not None and self._ready.done() and self._process_runs
+        started = self._ready is not None and self._ready.done()
+        return self.error is None and not self._stopping and started and self._process_runs
 
     @property
     def _process_runs(self) -> bool:
@@ -226,10 +237,12 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
+        deadline: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Yield the request's output, cumulative, whenever tokens arrive; closing the generator aborts the request.
 
-        Raises RequestError for a wrong request, EngineDeadError when the engine process goes.
+        Raises RequestError for a wrong request, EngineDeadError when the engine process goes, DeadlineError when the event
+        loop's time is past ``deadline``.
         """
         self._require("generate")
         assert self._pre is not None, "start() was not awaited"
@@ -243,34 +256,34 @@ class AsyncLLM:
             cache_salt=cache_salt,
             add_special_tokens=add_special_tokens,
         )
-        waiter = await self._submit(prepared)
-        try:
+        async with self._following(prepared, deadline) as waiter:
             while True:
                 output = cast("RequestOutput", await waiter.next())
                 finished = output.finished
                 yield output
                 if finished:
                     return
-        finally:
-            await self.abort(request_id)
 
-    async def embed(self, prompt: str | Sequence[int], params: PoolingParams, request_id: str) -> EmbeddingRequestOutput:
+    async def embed(
+        self, prompt: str | Sequence[int], params: PoolingParams, request_id: str, *, deadline: float | None = None
+    ) -> EmbeddingRequestOutput:
         """Return the prompt's vector. Raises as `generate`."""
         self._require("pooling")
         assert self._pre is not None, "start() was not awaited"
         prepared = await asyncio.to_thread(self._pre.pool, request_id, prompt, params, arrival_time=time.time())
-        waiter = await self._submit(prepared)
-        try:
+        async with self._following(prepared, deadline) as waiter:
             return cast("EmbeddingRequestOutput", await waiter.next())
-        finally:
-            await self.abort(request_id)
 
     async def abort(self, request_id: str) -> None:
         """End a request; one that has finished, or never was, is no error."""
-        self._waiters.pop(request_id, None)
-        left = self._post.drop(request_id) if self._post is not None else []
-        if left and self._process_runs:
-            await self._send(wire.ABORT, left)
+        waiter = self._waiters.pop(request_id, None)
+        if waiter is None:
+            return
+        if self._output is not None and not waiter.finished:
+            self._output.drop(request_id)
+            if self.is_alive:
+                with contextlib.suppress(zmq.Again):  # nobody is there whom to tell
+                    self._push(wire.ABORT, waiter.children)
 
     async def stats(self) -> EngineStats:
         """Counters since start and gauges now. Raises EngineDeadError."""
@@ -279,6 +292,40 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False while some are in use."""
         return cast("bool", msgspec.msgpack.decode(await self._ask(wire.RESET, wire.RESET_REPLY)))
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give device memory back while the process stays: weights go to the host, the KV cache is dropped.
+
+        Requests that run are computed again after `wake_up`; new ones wait. Raises UnsupportedError where the platform does
+        not claim ``sleep``, or for another ``level``.
+        """
+        if level != 1:
+            raise UnsupportedError(
+                "Level of sleep does not exist",
+                on="level",
+                found=str(level),
+                expected="1: weights to the host, KV cache dropped",
+                fix="send level 1, or stop the engine to drop the weights",
+            )
+        _raise_refusal(await self._ask(wire.SLEEP, wire.SLEEP_REPLY))
+        self._asleep = True
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take the memory again, all of it. Raises MemoryBudgetError where somebody else has it."""
+        if tags and set(tags) != {"weights", "kv_cache"}:
+            raise UnsupportedError(
+                "Memory comes back as a whole",
+                on="tags",
+                found=", ".join(tags),
+                expected="weights and kv_cache together",
+                fix="leave tags out",
+            )
+        _raise_refusal(await self._ask(wire.WAKE, wire.WAKE_REPLY))
+        self._asleep = False
+
+    async def is_sleeping(self) -> bool:
+        """Between `sleep` and `wake_up`."""
+        return self._asleep
 
     def _require(self, runner: str) -> None:
         if not self.is_alive:
@@ -292,26 +339,44 @@ class AsyncLLM:
                 fix=f"start the server with --runner {runner}",
             )
 
-    async def _submit(self, prepared: Prepared) -> _Waiter:
-        assert self._post is not None, "start() was not awaited"
+    @contextlib.asynccontextmanager
+    async def _following(self, prepared: Prepared, deadline: float | None) -> AsyncIterator[Waiter]:
+        """Submit a request, and end it with the block, however that ends."""
         if not self.is_alive:  # it may have gone while the prompt was prepared
             raise self.error or self._death()
-        if prepared.request_id in self._waiters:
+        request_id = prepared.request_id
+        if request_id in self._waiters:
             raise RequestError(
-                "Request id is in use",
-                on=prepared.request_id,
-                found="a running request",
-                expected="a fresh id",
-                fix="send another id",
+                "Request id is in use", on=request_id, found="a running request", expected="a fresh id", fix="send another id"
             )
-        waiter = self._waiters[prepared.request_id] = _Waiter()
-        self._post.add(prepared)
-        for child in prepared.children:
-            await self._send(wire.ADD, child)
-        return waiter
+        assert self._output is not None, "start() was not awaited"
+        waiter = self._waiters[request_id] = Waiter(prepared)
+        timer = None
+        if deadline is not None:
+            timer = asyncio.get_running_loop().call_at(deadline, self._fail, request_id, _too_late(request_id))
+        try:
+            self._output.add(prepared)
+            for child in prepared.children:
+                await self._send(wire.ADD, child)
+            yield waiter
+        finally:
+            if timer is not None:
+                timer.cancel()
+            await self.abort(request_id)
+
+    def _push(self, kind: bytes, payload: object) -> None:
+        self._outbox.send_multipart((kind, wire.encode(payload)), flags=zmq.NOBLOCK)
 
     async def _send(self, kind: bytes, payload: object) -> None:
-        await self._outbox.send_multipart((kind, wire.encode(payload)))
+        """Send at once. Raises EngineDeadError where no engine takes it."""
+        for _ in range(int(CONNECT_S / 0.01)):
+            try:
+                return self._push(kind, payload)
+            except zmq.Again:  # the process has gone, or has said that it is ready before its connection is up
+                if not self.is_alive:
+                    break
+                await asyncio.sleep(0.01)
+        raise self.error or self._death()
 
     async def _ask(self, question: bytes, reply: bytes) -> bytes:
         if not self.is_alive:
@@ -323,20 +388,27 @@ class AsyncLLM:
 
     # -- the engine process
 
-    async def _read(self) -> None:
-        """Dispatch the engine process's messages. Without it nothing is answered, so its failure ends the engine."""
-        try:
-            while True:
-                await self._dispatch(*await self._inbox.recv_multipart())
-        except Exception as error:
-            log.exception("reading the engine's messages failed")
-            self.error = wire.Failure.of(error).to_error()
-            self._fail_all(self.error)
+    def _reading_failed(self, error: Exception) -> None:
+        """Without messages nothing is answered, so this ends the engine."""
+        self.error = wire.Failure.of(error).to_error()
+        self._fail_all(self.error)
 
-    async def _dispatch(self, kind: bytes, payload: bytes) -> None:
-        if kind == wire.UPDATES:
-            await self._deliver(_updates(payload))
-        elif kind == wire.READY:
+    def _take(self, batch: Batch) -> None:
+        """Take what the output thread brings; it calls this in the event loop."""
+        if self._stopping:
+            return
+        for kind, payload in batch.messages:
+            self._dispatch(kind, payload)
+        if batch.abort:
+            with contextlib.suppress(zmq.Again):  # the process has gone, and its requests with it
+                self._push(wire.ABORT, batch.abort)
+        for news in batch.news:
+            waiter = self._waiters.get(news.request_id)
+            if waiter is not None:
+                waiter.take(news)
+
+    def _dispatch(self, kind: bytes, payload: bytes) -> None:
+        if kind == wire.READY:
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(_ready(payload))
         elif kind == wire.FAILED:
@@ -348,17 +420,6 @@ class AsyncLLM:
             future = self._replies[kind].pop(0)
             if not future.done():
                 future.set_result(payload)
-
-    async def _deliver(self, updates: list[RequestUpdate]) -> None:
-        assert self._post is not None, "updates before the engine was ready"
-        processed = self._post.process(updates)
-        if processed.abort:
-            await self._send(wire.ABORT, processed.abort)
-        for output in processed.outputs:
-            waiter = self._waiters.get(output.request_id)
-            if waiter is not None:
-                waiter.output = output
-                waiter.event.set()
 
     async def _watch(self) -> None:
         """Wait for the process to end; fail its requests and start it again."""
@@ -376,6 +437,7 @@ class AsyncLLM:
                 return
             try:
                 self._deny_culprit()
+                self._num_restarts += 1
                 await self._launch()
             except (VLLMCoreError, OSError) as failed:
                 self.error = failed
@@ -417,10 +479,18 @@ class AsyncLLM:
     def _fail_all(self, error: Exception) -> None:
         for request_id in list(self._waiters):
             self._fail(request_id, error)
-            if self._post is not None:
-                self._post.drop(request_id)
         for futures in self._replies.values():
             for future in futures:
                 if not future.done():
                     future.set_exception(error)
             futures.clear()
+
+
+def _too_late(request_id: str) -> DeadlineError:
+    return DeadlineError(
+        "Request took too long",
+        on=request_id,
+        found="its deadline, before its end",
+        expected="an end within the time that the request or the server allows",
+        fix="ask for fewer tokens, allow more time, or try when fewer requests run",
+    )

@@ -11,20 +11,27 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
 
 from vllm_core.engine import wire
-from vllm_core.engine.messages import EngineRequest
-from vllm_core.errors import RequestError, VLLMCoreError
+from vllm_core.engine.messages import EngineRequest, RequestUpdate
+from vllm_core.engine.structured.grammars import MAX_COMPILE_S, too_slow
+from vllm_core.errors import MemoryBudgetError, RequestError, UnsupportedError, VLLMCoreError
 
 if TYPE_CHECKING:
     from vllm_core.engine.core import EngineCore
     from vllm_core.engine.parallel.group import WorkerGroup
 
 log = logging.getLogger("vllm_core.engine")
+
+GRAMMAR_POLL_MS = 2
+"""Wait between two looks at grammars that are being compiled while nothing runs."""
 
 _decode_request = msgspec.msgpack.Decoder(EngineRequest).decode
 _decode_ids = msgspec.msgpack.Decoder(list[str]).decode
@@ -49,6 +56,8 @@ class Service:
         self._outbox = outbox
         self._workers = workers
         self._running = True
+        self._compiling: dict[str, tuple[EngineRequest, Future[Any]]] = {}
+        """Requests whose grammar is not there yet."""
         self._poller = zmq.Poller()
         self._poller.register(inbox, zmq.POLLIN)
         if workers is not None:
@@ -57,7 +66,11 @@ class Service:
     def run(self) -> None:
         """Serve until told to stop. Raises what the engine raises."""
         while self._running:
-            self._receive(block=not self._core.has_work)
+            if self._compiling:
+                self._add_compiled()
+            self._receive(block=not (self._core.has_work or self._compiling))
+            if self._compiling and not self._core.has_work:
+                self._inbox.poll(GRAMMAR_POLL_MS)
             if self._core.has_work:
                 updates = self._core.step()
                 if updates:
@@ -75,20 +88,56 @@ class Service:
     def _handle(self, kind: bytes, payload: bytes) -> None:
         if kind == wire.ADD:
             request = _decode_request(payload)
-            try:
-                self._core.add(request)
-            except RequestError as error:
-                self._send(wire.REFUSED, wire.Failure.of(error, request_id=request.request_id))
+            wanted = None if request.params is None else request.params.structured_outputs
+            if wanted is None or self._core.grammars is None:
+                self._add(request)
+            else:
+                self._compiling[request.request_id] = request, self._core.grammars.compile(wanted)
         elif kind == wire.ABORT:
-            updates = self._core.abort(_decode_ids(payload))
+            ids = _decode_ids(payload)
+            for name in ids:
+                self._compiling.pop(name, None)
+            updates = self._core.abort(ids)
             if updates:
                 self._send(wire.UPDATES, updates)
         elif kind == wire.STATS:
             self._send(wire.STATS_REPLY, self._core.stats())
         elif kind == wire.RESET:
             self._send(wire.RESET_REPLY, self._core.reset_prefix_cache())
+        elif kind == wire.SLEEP:
+            self._send(wire.SLEEP_REPLY, self._attempt(lambda: self._tell(self._core.sleep())))
+        elif kind == wire.WAKE:
+            self._send(wire.WAKE_REPLY, self._attempt(self._core.wake_up))
         elif kind == wire.STOP:
             self._running = False
+
+    def _tell(self, updates: list[RequestUpdate]) -> None:
+        if updates:
+            self._send(wire.UPDATES, updates)
+
+    def _attempt(self, work: Callable[[], None]) -> wire.Failure | None:
+        """Do it; a refusal is the answer, and the engine goes on as it was."""
+        try:
+            work()
+        except (UnsupportedError, MemoryBudgetError) as error:
+            return wire.Failure.of(error)
+        return None
+
+    def _add(self, request: EngineRequest) -> None:
+        try:
+            self._core.add(request)
+        except RequestError as error:
+            self._send(wire.REFUSED, wire.Failure.of(error, request_id=request.request_id))
+
+    def _add_compiled(self) -> None:
+        """Let requests in whose grammar has been compiled, and refuse those that have waited for too long."""
+        for name, (request, grammar) in list(self._compiling.items()):
+            if grammar.done():
+                del self._compiling[name]
+                self._add(request)
+            elif time.time() > request.arrival_time + MAX_COMPILE_S:
+                del self._compiling[name]
+                self._send(wire.REFUSED, wire.Failure.of(too_slow(), request_id=name))
 
     def _send(self, kind: bytes, payload: object) -> None:
         self._outbox.send_multipart((kind, wire.encode(payload)))
@@ -126,6 +175,7 @@ def main() -> int:
     threading.Thread(target=_exit_with_owner, daemon=True).start()
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    outbox.set_hwm(wire.MAX_UNREAD)  # an owner that falls behind slows the engine, instead of filling the memory
     inbox.connect(f"ipc://{start.folder}/in")
     outbox.connect(f"ipc://{start.folder}/out")
     try:

@@ -9,6 +9,7 @@
     │   ├── WeightsError         weights are missing, truncated or of a wrong shape
     │   └── TokenizerError       tokenizer or chat template is missing or broken
     ├── RequestError             one request is wrong; no other is disturbed        (HTTP 400)
+    │   └── DeadlineError        it took longer than it may                         (HTTP 504)
     ├── PlatformError            no usable platform                                 (exit status 2)
     │   ├── UnknownPlatformError the name asked for is not installed
     │   ├── PluginError          a plugin failed: import, hook, manifest, version
@@ -78,6 +79,10 @@ class TokenizerError(ModelError):
 
 class RequestError(VLLMCoreError):
     """One request is wrong; no other request is disturbed."""
+
+
+class DeadlineError(RequestError):
+    """A request took longer than it may; it was ended."""
 
 
 class PlatformError(VLLMCoreError):

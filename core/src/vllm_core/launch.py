@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from vllm_core.api import POOLS
+from vllm_core.api.quant import ONLINE_FORMATS
 from vllm_core.config import EngineConfig, check_environment
 from vllm_core.errors import ConfigError, VLLMCoreError
 from vllm_core.loader.source import ModelSource, open_model
@@ -113,6 +114,15 @@ def describe(config: EngineConfig, source: ModelSource) -> tuple[ModelSpec, str,
             spec = replace(spec, pooling=pooling)
     else:
         spec = catalog.describe(source.config, dtype=dtype, pooling=pooling)
+    spec = replace(spec, quantization=config.model.quantization, activation_int8=config.model.activation == "int8")
+    if track == "transformers" and config.model.quantization is not None:
+        raise ConfigError(
+            "Weights of this model cannot be rounded while loading",
+            on=f"{source.name} ({spec.architecture}), --quantization {config.model.quantization}",
+            found="track transformers",
+            expected="track agnostic, whose layers know their weights",
+            fix="leave --quantization out, or --model-impl agnostic where it has the architecture",
+        )
     if spec.kind == "encoder" and config.model.runner == "generate":
         raise ConfigError(
             "Model cannot generate",
@@ -167,11 +177,15 @@ def needs_of(config: EngineConfig, source: ModelSource | None = None) -> Needs:
         allow_host_ops=config.platform.allow_host_ops,
         workers=workers,
         program=config.platform.program,
+        rounded_formats=ONLINE_FORMATS.get(spec.quantization or "", ()),
+        weight_formats={} if track == "transformers" or config.model.load_format == "dummy" else source.weight_formats(),
     )
 
 
 def _capabilities(spec: ModelSpec, kv_dtype: str, config: EngineConfig) -> frozenset[str]:
     names = {f"dtype.{spec.dtype}"}
+    if spec.quantization is not None:
+        names.add("quantization.weight_only")
     if spec.workers > 1:
         names.add("parallel.tensor")
     if spec.kind == "encoder":
@@ -202,6 +216,14 @@ def blueprint(options: Mapping[str, Any], *, probe: Path | None = None) -> Bluep
     for name in check_environment():
         log.info("environment variable %s belongs to another project and is not read", name)
     config = EngineConfig.from_options(options)
+    if config.parallel.data_parallel_size > 1:
+        raise ConfigError(
+            "One engine has no replicas",
+            on="data_parallel_size",
+            found=str(config.parallel.data_parallel_size),
+            expected="1, but for a server",
+            fix="vllm-core serve --data-parallel-size, or vllm_core.replicas.Replicas",
+        )
     source = open_model(config.model)
     needs = needs_of(config, source)
     if probe is None:

@@ -92,6 +92,14 @@ class LLM:
         """Forget all cached blocks."""
         return self._core.reset_prefix_cache()
 
+    def sleep(self) -> None:
+        """Weights to the host, KV cache dropped, until `wake_up`. Raises UnsupportedError where ``sleep`` is not claimed."""
+        self._core.sleep()
+
+    def wake_up(self) -> None:
+        """Take the device's memory again. Raises MemoryBudgetError where somebody else has it."""
+        self._core.wake_up()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -12,6 +12,44 @@ from vllm_core.errors import RequestError
 
 MAX_N = 128
 MAX_LOGPROBS = 20
+MAX_GRAMMAR_BYTES = 1 << 16
+"""Largest schema, expression or grammar, as JSON."""
+
+_STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class StructuredOutputsParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the output must be, exactly one of: a text that satisfies a JSON schema (`json`, an object or its text), any JSON
+    object (`json_object`), a text that a regular expression or an EBNF grammar matches, one of the texts in `choice`, or what
+    a structural tag of xgrammar describes. Wrong ones raise RequestError; what a grammar means is checked when it is compiled.
+
+    `disable_any_whitespace` writes JSON on one line; otherwise the model may put a little white space where JSON allows it.
+    `after` is a text up to which the output is free, the end of a model's reasoning; it has to come.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool = False
+    after: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in _STRUCTURES if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise _wrong("structured_outputs", given, f"exactly one of {', '.join(_STRUCTURES)}")
+        try:
+            size = len(msgspec.json.encode(self))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise _wrong(f"structured_outputs.{given[0]}", str(error), "JSON values, not nested too deeply") from None
+        if size > MAX_GRAMMAR_BYTES:
+            raise _wrong(f"structured_outputs.{given[0]}", f"{size} bytes", f"at most {MAX_GRAMMAR_BYTES} bytes")
+        if self.choice is not None and not (self.choice and all(isinstance(text, str) and text for text in self.choice)):
+            raise _wrong("structured_outputs.choice", self.choice, "texts that are not empty, at least one")
+        if any(getattr(self, name) == "" for name in ("regex", "grammar")):
+            raise _wrong(f"structured_outputs.{given[0]}", "", "a text that is not empty")
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -20,7 +58,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     `top_k` 0 or -1 and `top_p` 1 turn the filter off; `temperature` 0 is greedy. `logprobs` K returns the K most
     likely tokens beside the chosen one. `seed` makes a request repeatable: its random numbers depend on the seed and
     the position alone. `min_tokens` suppresses stop tokens until as many were generated. `stop` strings are not
-    part of the output unless `include_stop_str_in_output`.
+    part of the output unless `include_stop_str_in_output`. `structured_outputs` lets only tokens through that a grammar
+    allows; what would forbid those again (`min_tokens`, `bad_words`) cannot be combined with it.
     """
 
     n: int = 1
@@ -45,6 +84,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 100.0)
@@ -62,6 +102,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
         _optional_integer("seed", self.seed, -(2**63), 2**64 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _wrong("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if self.structured_outputs is not None:
+            self._check_structured()
         if any(not isinstance(word, str) or not word for word in self.stop_strings):
             raise _wrong("stop", self.stop, "non-empty strings")
         if any(not isinstance(word, str) or not word for word in self.bad_words or ()):
@@ -76,6 +118,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
                 raise _wrong(name, f"{len(values)} entries", f"at most {limit} entries")
         for token, bias in (self.logit_bias or {}).items():
             _in_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
+
+    def _check_structured(self) -> None:
+        if not isinstance(self.structured_outputs, StructuredOutputsParams):
+            raise _wrong("structured_outputs", self.structured_outputs, "StructuredOutputsParams")
+        # Each can forbid the one token that the grammar allows.
+        for name in ("min_tokens", "bad_words", "bad_words_token_ids"):
+            if getattr(self, name):
+                raise _wrong(name, getattr(self, name), "nothing beside structured_outputs")
 
     @property
     def stop_strings(self) -> list[str]:
@@ -108,6 +158,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
             bits |= batch.F_LOGPROBS
         if self.prompt_logprobs is not None:
             bits |= batch.F_PROMPT_LOGPROBS
+        if self.structured_outputs is not None:
+            bits |= batch.F_MASK
         return bits
 
     def replace(self, **changes: Any) -> SamplingParams:

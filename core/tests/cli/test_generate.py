@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vllm_core.cli.chat import Conversation
+from vllm_core.cli.chat import Conversation, local
 from vllm_core.cli.main import main
 from vllm_core.errors import RequestError
 from vllm_core.outputs import CompletionOutput, RequestOutput
@@ -87,7 +87,7 @@ class Talker:
 
 def test_a_conversation_remembers_what_was_said() -> None:
     talker = Talker()
-    talk = Conversation(talker, SamplingParams(), "Be brief.")  # type: ignore[arg-type]
+    talk = Conversation(local(talker, SamplingParams()), "Be brief.")  # type: ignore[arg-type]
     assert list(talk.say("Hi")) == ["on", "e"]
     assert list(talk.say("More")) == ["on", "e"]
     assert talker.seen[1] == [
@@ -100,7 +100,7 @@ def test_a_conversation_remembers_what_was_said() -> None:
 
 def test_an_interrupted_answer_is_kept_as_far_as_it_came() -> None:
     talker = Talker()
-    talk = Conversation(talker, SamplingParams(), None)  # type: ignore[arg-type]
+    talk = Conversation(local(talker, SamplingParams()), None)  # type: ignore[arg-type]
     pieces = talk.say("Hi")
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
@@ -109,14 +109,14 @@ def test_an_interrupted_answer_is_kept_as_far_as_it_came() -> None:
 
 
 def test_a_turn_that_fails_leaves_no_trace() -> None:
-    talk = Conversation(Talker(), SamplingParams(), None)  # type: ignore[arg-type]
+    talk = Conversation(local(Talker(), SamplingParams()), None)  # type: ignore[arg-type]
     with pytest.raises(RequestError):
         list(talk.say("bad"))
     assert talk.messages == []
 
 
 def test_clearing_keeps_what_the_model_was_told_first() -> None:
-    talk = Conversation(Talker(), SamplingParams(), "Be brief.")  # type: ignore[arg-type]
+    talk = Conversation(local(Talker(), SamplingParams()), "Be brief.")  # type: ignore[arg-type]
     list(talk.say("Hi"))
     talk.clear()
     assert talk.messages == [{"role": "system", "content": "Be brief."}]

@@ -42,7 +42,7 @@ def test_max_tokens_ends_with_length(fake):
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_the_context_ends_a_sequence_and_no_step_computes_past_it(fake, depth):
-    engine = fake.engine([fake.group()], max_model_len=12, depth=depth)
+    engine = fake.engine([fake.group()], max_model_len=12, depth=depth, prefix_caching=False)
     engine.add(fake.request("a", 11, max_tokens=1), fake.request("b", 9, max_tokens=100))
     engine.run()
     assert (len(engine.tokens["a"]), len(engine.tokens["b"])) == (1, 3)

@@ -168,6 +168,26 @@ def test_a_prompt_that_is_cached_whole_keeps_one_block_to_compute(fake, length):
     assert engine.tokens["b"] == engine.tokens["a"]
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_prompts_that_arrive_together_compute_what_they_share_once(fake, depth):
+    engine = fake.engine([fake.group()], max_num_batched_tokens=64, depth=depth)
+    shared = [i % fake.vocab for i in range(12)]
+    requests = [fake.request(name, [*shared, index], max_tokens=3) for index, name in enumerate("abcd")]
+    engine.add(*requests)
+    engine.run()
+    first = fake.counts(engine.steps[0])
+    assert first == {"a": 13, "b": 1, "c": 1, "d": 1}
+    assert engine.scheduler.stats().prefix_hits == 3 * 12
+    assert engine.tokens == {one.request_id: fake.expected(one, 64)[0] for one in requests}
+
+
+def test_a_chunk_that_is_in_flight_is_found_by_the_next_step(fake):
+    engine = fake.engine([fake.group()], max_num_batched_tokens=8, depth=2)
+    engine.add(fake.request("a", 16, max_tokens=1), fake.request("b", 20, max_tokens=1))
+    engine.run()
+    assert sum(sum(fake.counts(step).values()) for step in engine.steps) == 16 + 4
+
+
 def test_output_is_found_again_as_the_prefix_of_the_next_turn(fake):
     engine = fake.engine([fake.group(size=2)])
     engine.add(fake.request("a", 5, max_tokens=5))

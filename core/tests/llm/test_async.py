@@ -15,7 +15,16 @@ import pytest
 import zmq.asyncio
 
 from vllm_core import AsyncLLM, PoolingParams, SamplingParams
-from vllm_core.errors import EngineDeadError, EngineError, PlanError, RequestError, TokenizerError, WeightsError
+from vllm_core.errors import (
+    DeadlineError,
+    EngineDeadError,
+    EngineError,
+    PlanError,
+    RequestError,
+    TokenizerError,
+    UnsupportedError,
+    WeightsError,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -113,6 +122,18 @@ async def test_a_stop_string_ends_the_request_in_the_engine(llama):
         assert (out.text, out.finish_reason, out.stop_reason) == (text[: text.index(stop)], "stop", stop)
         stats = await llm.stats()
         assert (stats.running, stats.finished) == (0, {"length": 1, "abort": 1})
+
+
+async def test_a_deadline_ends_a_request_and_frees_it(llama):
+    async with started(llama) as llm:
+        ends = asyncio.get_running_loop().time() + 0.05
+        with pytest.raises(DeadlineError, match="deadline"):
+            async for _ in llm.generate(PROMPT, LONG.replace(n=8), "late", deadline=ends):
+                pass
+        assert (await llm.stats()).running == 0
+        far = asyncio.get_running_loop().time() + 1000
+        stream = llm.generate(PROMPT, GREEDY, "in time", deadline=far)
+        assert [output async for output in stream][-1].outputs[0].token_ids == llama.greedy(PROMPT, 12)
 
 
 async def test_wrong_requests_disturb_nothing(llama):
@@ -289,3 +310,16 @@ async def test_embeddings_come_from_the_process_too(llama):
     with LLM(str(llama.path), **OPTIONS, runner="pooling") as offline:
         expected = offline.embed([PROMPT[: i + 1] for i in range(4)], use_tqdm=False)
     assert [f.outputs.embedding for f in found] == [e.outputs.embedding for e in expected]
+
+
+async def test_a_platform_without_sleep_says_so_and_goes_on(llama):
+    async with started(llama) as llm:
+        with pytest.raises(UnsupportedError, match="sleep"):
+            await llm.sleep()
+        with pytest.raises(UnsupportedError, match="Level of sleep"):
+            await llm.sleep(2)
+        with pytest.raises(UnsupportedError, match="as a whole"):
+            await llm.wake_up(["weights"])
+        assert not await llm.is_sleeping()
+        output = await last(llm, PROMPT[:5], GREEDY, "after")
+        assert output.outputs[0].token_ids == llama.greedy(PROMPT[:5], 12)

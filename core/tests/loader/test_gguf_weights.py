@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from vllm_core.api import FORMATS, QuantTensor
 from vllm_core.errors import ModelConfigError, WeightsError
 from vllm_core.layers.shard import COLUMNS, ROWS, Cut
 from vllm_core.loader.gguf_config import ARCHITECTURES, config_of, generation_config_of
 from vllm_core.loader.gguf_header import GGML_TYPES, read_header
-from vllm_core.loader.gguf_weights import _CHUNK_ELEMENTS, decode, hf_name, iterate
+from vllm_core.loader.gguf_weights import decode, hf_name, iterate
+from vllm_core.ops import quant
 
 
 def blocks_of(kind: gguf.GGMLQuantizationType, shape: tuple[int, int]) -> np.ndarray:
@@ -31,23 +33,23 @@ def test_each_type_decodes_as_the_gguf_package_does(write_gguf, number):
     raw = blocks_of(kind, (16, 512))
     path = write_gguf("qwen2", tensors=[("blk.0.ffn_up.weight", raw, kind)])
     header = read_header(path)
-    [(name, tensor)] = list(iterate(header, config_of(header)))
+    [(name, weight)] = list(iterate(header, config_of(header)))
     assert name == "model.layers.0.mlp.up_proj.weight"
+    assert isinstance(weight, QuantTensor) == (kind.name.lower() in FORMATS)
+    tensor = quant.decode(weight, torch.float32)
     assert (tensor.dtype, tuple(tensor.shape)) == (torch.float32, (16, 512))
     expected = torch.from_numpy(np.array(gguf.quants.dequantize(raw, kind)))
     assert torch.isfinite(expected).all()
     assert torch.equal(tensor, expected)
 
 
-def test_tensor_of_several_chunks_with_a_rest_is_decoded_whole(write_gguf):
-    rows = _CHUNK_ELEMENTS // 64 + 3
-    values = np.random.default_rng(0).standard_normal((rows, 64), dtype=np.float32)
-    raw = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
-    path = write_gguf(tensors=[("token_embd.weight", raw, gguf.GGMLQuantizationType.Q8_0)])
-    info = read_header(path).tensors["token_embd.weight"]
-    with path.open("rb") as file:
-        got = decode(file, info)
-    assert np.array_equal(got, gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.Q8_0))
+def test_quantised_matrices_stay_as_they_are_in_the_file(write_gguf):
+    q8 = gguf.GGMLQuantizationType.Q8_0
+    raw = gguf.quants.quantize(np.random.default_rng(0).standard_normal((67, 64), dtype=np.float32), q8)
+    header = read_header(write_gguf(tensors=[("token_embd.weight", raw, q8)]))
+    [(_, weight)] = list(iterate(header, config_of(header)))
+    assert (weight.format, weight.shape) == ("q8_0", (67, 64))
+    assert np.array_equal(weight.data.numpy(), raw)
 
 
 def test_llama_query_and_key_rows_go_back_to_halves(write_gguf):
@@ -86,7 +88,22 @@ def test_a_cut_is_that_of_the_whole_tensor(write_gguf, cut):
     whole = dict(iterate(header, config_of(header)))
     parts = dict(iterate(header, config_of(header), cut_with(cut)))
     assert parts.keys() == whole.keys()
-    assert all(torch.equal(parts[name], cut.take(tensor)) for name, tensor in whole.items())
+    for name, weight in whole.items():
+        part = quant.decode(parts[name], torch.float32)
+        # A cut that parts a block comes whole; the model takes its part of it.
+        part = part if tuple(part.shape) == cut.shape(weight.shape) else cut.take(part)
+        assert torch.equal(part, cut.take(quant.decode(weight, torch.float32)))
+
+
+def test_packed_query_rows_go_back_to_halves_too(write_gguf):
+    q8 = gguf.GGMLQuantizationType.Q8_0
+    values = np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32)
+    raw = gguf.quants.quantize(values, q8)
+    header = read_header(write_gguf(tensors=[("blk.0.attn_q.weight", raw, q8)]))
+    [(_, weight)] = list(iterate(header, config_of(header)))
+    decoded = gguf.quants.dequantize(raw, q8)
+    halves = decoded.reshape(4, 8, 2, 64).swapaxes(1, 2).reshape(64, 64)
+    assert np.array_equal(quant.decode(weight, torch.float32).numpy(), halves)
 
 
 def test_of_a_cut_by_rows_nothing_else_is_read(write_gguf):
@@ -138,7 +155,7 @@ def test_real_weights_equal_those_that_transformers_loads(model_file, name):
     ).state_dict()
     header = read_header(path)
     ours = set()
-    for key, tensor in iterate(header, config_of(header)):
+    for key, tensor in quant.decoded(iterate(header, config_of(header))):
         assert torch.equal(tensor, reference[key]), key
         ours.add(key)
     assert set(reference) - ours == {"lm_head.weight"}

@@ -57,6 +57,9 @@ class References:
 
         return counted
 
+    def formats(self, op: str, role: str) -> frozenset[str]:
+        return frozenset()
+
 
 @dataclass
 class Sequences:

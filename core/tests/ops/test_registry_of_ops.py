@@ -99,4 +99,4 @@ def test_unknown_kv_dtype_is_refused_with_the_known_ones() -> None:
     group = KVGroupSpec(index=0, kind="full", layers=(0,), num_kv_heads=2, head_size=8)
     assert kv_layout(group, "bfloat16", 16).block_bytes == 2 * 16 * 2 * 8 * 2
     with pytest.raises(UnsupportedError, match="float32"):
-        kv_layout(group, "fp8", 16)
+        kv_layout(group, "int4", 16)

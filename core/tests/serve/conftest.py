@@ -25,7 +25,15 @@ PIECES = ("Hel", "", "lo wörld")
 class FakeTokenizer:
     chat_template = "template"
 
-    def decode(self, ids: Sequence[int]) -> str:
+    vocab_size = 64
+
+    def encode(self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
+        return [ord(c) % 64 for c in text]
+
+    def token_text(self, token: int) -> str:
+        return chr(96 + token)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(96 + i) for i in ids)
 
     def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
@@ -59,6 +67,15 @@ class FakeEngine:
     max_model_len: int = 64
     platform_info: dict[str, str] = field(default_factory=lambda: {"platform": "fake", "dtype": "float32"})
 
+    pieces: Sequence[str] = PIECES
+    """The answer, a token a step."""
+    deadlines: list[float | None] = field(default_factory=list)
+    max_num_seqs: int = 256
+    plan_json: bytes = b'{"platform": "fake"}'
+    num_restarts: int = 0
+    num_demotions: int = 1
+    cache_in_use: bool = False
+
     start_gate: asyncio.Event | None = None
     """Waited for by `start`."""
     starts_with: Exception | None = None
@@ -76,7 +93,7 @@ class FakeEngine:
 
     @property
     def config(self) -> Any:
-        scheduler = SimpleNamespace(scheduling_policy=self.scheduling_policy)
+        scheduler = SimpleNamespace(scheduling_policy=self.scheduling_policy, max_num_seqs=self.max_num_seqs)
         return SimpleNamespace(scheduler=scheduler, model=SimpleNamespace(model="path/of/fake"))
 
     async def generate(
@@ -88,8 +105,10 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
+        deadline: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         self.calls.append((prompt, params, request_id, priority, cache_salt, add_special_tokens))
+        self.deadlines.append(deadline)
         await asyncio.sleep(0)
         key = prompt if isinstance(prompt, str) else tuple(prompt)
         if key in self.errors:
@@ -99,7 +118,7 @@ class FakeEngine:
         sequences = [CompletionOutput(i, "", [], None, None if params.logprobs is None else []) for i in range(params.n)]
         output = RequestOutput(request_id, text, ids, sequences, False, num_cached_tokens=1)
         try:
-            for step, piece in enumerate(PIECES):
+            for step, piece in enumerate(self.pieces):
                 gate = {0: self.first_gate, 1: self.gate}.get(step)
                 if gate is not None:
                     await gate.wait()
@@ -107,7 +126,7 @@ class FakeEngine:
                     raise self.error_after[step]
                 for sequence in sequences:
                     self._extend(sequence, step, piece, params)
-                output.finished = step == len(PIECES) - 1
+                output.finished = step == len(self.pieces) - 1
                 if output.finished:
                     output.error = self.failure
                     output.metrics.update(queue_s=0.5, prefill_s=1.0, decode_s=2.0)
@@ -117,8 +136,7 @@ class FakeEngine:
             if not output.finished:
                 self.closed.append(request_id)
 
-    @staticmethod
-    def _extend(sequence: CompletionOutput, step: int, piece: str, params: SamplingParams) -> None:
+    def _extend(self, sequence: CompletionOutput, step: int, piece: str, params: SamplingParams) -> None:
         token = 10 + step
         sequence.text += piece
         sequence.token_ids.append(token)
@@ -126,10 +144,12 @@ class FakeEngine:
             shown = piece or "\ufffd"
             entry = {token: Logprob(-0.5 * step, 2, shown), 1: Logprob(-0.25, 1, "a"), 3: Logprob(float("-inf"), 3, "b")}
             sequence.logprobs.append(entry if params.logprobs else {token: Logprob(-0.5 * step, 2, shown)})
-        if step == len(PIECES) - 1:
+        if step == len(self.pieces) - 1:
             sequence.finish_reason, sequence.stop_reason = "stop", "x" if params.stop_strings else None
 
-    async def embed(self, prompt: str | Sequence[int], params: PoolingParams, request_id: str) -> EmbeddingRequestOutput:
+    async def embed(
+        self, prompt: str | Sequence[int], params: PoolingParams, request_id: str, *, deadline: float | None = None
+    ) -> EmbeddingRequestOutput:
         self.calls.append((prompt, params, request_id))
         try:
             await asyncio.sleep(0)
@@ -148,8 +168,18 @@ class FakeEngine:
         if not self.is_alive:
             raise dead()
         return EngineStats(
-            running=2, waiting=3, kv_usage=0.25, prefix_queries=10, prefix_hits=4, preemptions=1, prompt_tokens=7
+            running=2,
+            waiting=3,
+            kv_usage=0.25,
+            prefix_queries=10,
+            prefix_hits=4,
+            preemptions=1,
+            prompt_tokens=7,
+            calls_by_kind={"kernel": 90, "reference": 5, "host": 2},
         )
+
+    async def reset_prefix_cache(self) -> bool:
+        return not self.cache_in_use
 
 
 def dead() -> EngineDeadError:

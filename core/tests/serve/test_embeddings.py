@@ -25,6 +25,7 @@ def client(pooling_engine: Any, make_client: Any) -> Any:
 async def test_answer_has_vectors_and_usage(client: Any) -> None:
     answer = (await client.post(PATH, {"model": "fake", "input": ["ab", "c"]})).json()
     assert answer.pop("id").startswith("embd-")
+    assert answer.pop("created") > 0
     assert answer == {
         "object": "list",
         "model": "fake",

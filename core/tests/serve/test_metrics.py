@@ -65,7 +65,7 @@ async def test_a_request_is_counted_once_in_each_histogram(client: Any) -> None:
     assert found["vllm:e2e_request_latency_seconds_count"].value == 1
     assert found["vllm:inter_token_latency_seconds_count"].value == 4, "two gaps in each of two sequences"
     assert found["vllm:request_success_total/stop"].value == 2
-    assert found["vllm:request_queue_time_seconds_sum"].value == 0.5
+    assert found["vllm:request_queue_time_seconds_sum"].value >= 0.5, "the engine's queue, and the server's before it"
     assert found["vllm:request_decode_time_seconds_sum"].value == 2.0
 
 

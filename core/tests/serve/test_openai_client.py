@@ -1,10 +1,12 @@
-"""The official `openai` client against a real server process with a real model."""
+"""The official `openai` and `anthropic` clients, and the examples of the docs, against a real server with a real model."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import anthropic
 import httpx
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel, Field
 
 pytestmark = pytest.mark.model
 
@@ -26,6 +30,23 @@ PROMPT = "The capital of France is"
 START_S = 240
 GREEDY: dict[str, Any] = {"model": "smol", "temperature": 0, "max_tokens": 12}
 HI: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+DOCS = Path(__file__).parents[3] / "docs" / "serving.md"
+EXAMPLES = re.findall(r"```bash\n(curl .*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+OF_TEXT = [one for one in EXAMPLES if ":8000/" in one]
+SHORT: dict[str, Any] = {**GREEDY, "max_tokens": 60}
+JOHN: list[Any] = [{"role": "user", "content": "John is thirty."}]
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "get_weather", "description": "now", "parameters": CITY}}]
+
+
+class Person(BaseModel):
+    """What is asked for."""
+
+    name: str = Field(max_length=8)
+    age: int = Field(ge=0, le=120)
+    mood: Literal["good", "bad"]
 
 
 @contextmanager
@@ -58,6 +79,11 @@ def server(model_file: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
     options = [
         "--served-model-name",
         "smol",
+        "--served-model-name",
+        "demo",
+        "--enable-auto-tool-choice",
+        "--tool-call-parser",
+        "hermes",
         "--dtype",
         "float32",
         "--max-model-len",
@@ -84,7 +110,7 @@ def metric(server: str, name: str) -> float:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["smol"]
+    assert [model.id for model in client.models.list()] == ["smol", "demo"]
     assert client.models.retrieve("smol").id == "smol"
 
 
@@ -243,6 +269,167 @@ def test_metrics_count_what_was_done(server: str, client: openai.OpenAI) -> None
     assert metric(server, "vllm:platform_info") == 1
 
 
+def test_parse_brings_an_object_of_the_schema_whole_and_streamed(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.parse(messages=JOHN, response_format=Person, **SHORT)
+    assert isinstance(whole.choices[0].message.parsed, Person)
+    with client.chat.completions.stream(messages=JOHN, response_format=Person, **SHORT) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_completion().choices[0].message.parsed == whole.choices[0].message.parsed
+
+
+def test_a_required_tool_is_called_with_arguments_of_its_schema(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"messages": JOHN, "tools": TOOLS, "parallel_tool_calls": False, **SHORT}
+    choice = client.chat.completions.create(tool_choice="required", **options).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, list(json.loads(call.function.arguments))) == ("get_weather", ["city"])
+
+
+def test_a_named_tool_is_streamed(client: openai.OpenAI) -> None:
+    chosen: Any = {"type": "function", "function": {"name": "get_weather"}}
+    chunks = client.chat.completions.create(messages=JOHN, tools=TOOLS, tool_choice=chosen, stream=True, **SHORT)
+    calls = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or []]
+    assert calls[0].function is not None
+    assert (calls[0].function.name, calls[0].index) == ("get_weather", 0)
+    assert len({call.id for call in calls if call.id}) == 1
+    arguments = "".join(call.function.arguments or "" for call in calls if call.function is not None)
+    assert list(json.loads(arguments)) == ["city"]
+    assert len(calls) > 2, "arguments come as they are made"
+
+
+def test_calls_and_their_results_go_back_into_the_conversation(client: openai.OpenAI) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    talk: list[Any] = [
+        *JOHN,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    answer = client.chat.completions.create(messages=talk, tools=TOOLS, **GREEDY)
+    assert answer.choices[0].message.content
+
+
+def test_responses_whole_and_streamed_agree(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "smol", "input": "Hi there", "max_output_tokens": 12, "temperature": 0}
+    whole = client.responses.create(**options)
+    assert whole.output_text
+    assert whole.usage is not None
+    assert whole.usage.output_tokens > 0
+    with client.responses.stream(**options) as stream:
+        kinds = [event.type for event in stream]
+        assert stream.get_final_response().output_text == whole.output_text
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    assert kinds.count("response.output_text.delta") > 2
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+
+
+def test_responses_parse_and_call_tools(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "smol", "input": "John is thirty.", "max_output_tokens": 60, "temperature": 0}
+    assert isinstance(client.responses.parse(text_format=Person, **options).output_parsed, Person)
+    tool: Any = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": False}
+    chosen: Any = {"type": "function", "name": "get_weather"}
+    (item,) = client.responses.create(tools=[tool], tool_choice=chosen, **options).output
+    assert item.type == "function_call"
+    assert list(json.loads(item.arguments)) == ["city"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pattern"),
+    [
+        ({"regex": "[0-9]{3}"}, "[0-9]{3}"),
+        ({"choice": ["Paris", "London"]}, "Paris|London"),
+        ({"grammar": 'root ::= "a" [b-d] "e"'}, "a[b-d]e"),
+    ],
+)
+def test_structured_text(client: openai.OpenAI, wanted: dict[str, Any], pattern: str) -> None:
+    answer = client.completions.create(prompt=PROMPT, extra_body={"structured_outputs": wanted}, **GREEDY)
+    assert re.fullmatch(pattern, answer.choices[0].text)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"regex": "("}, {"grammar": "root ::="}, {"json": {"type": "x"}}, {"grammar": 'root ::= "ab" [^\\x00-\\U0010ffff]'}],
+)
+def test_a_wrong_grammar_is_a_bad_request(client: openai.OpenAI, wanted: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(prompt=PROMPT, extra_body={"structured_outputs": wanted}, **GREEDY)
+    assert caught.value.param == "structured_outputs"
+
+
+def test_echo_brings_log_probabilities_of_the_prompt(client: openai.OpenAI) -> None:
+    choice = client.completions.create(prompt=PROMPT, echo=True, logprobs=1, **GREEDY).choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens is not None
+    assert choice.logprobs.token_logprobs is not None
+    assert "".join(choice.logprobs.tokens) == choice.text
+    assert choice.logprobs.token_logprobs[0] is None
+    assert all(value is not None and value <= 0 for value in choice.logprobs.token_logprobs[1:])
+
+
+COLD = {"temperature": 0}
+"""Not every version of the client knows the field; the API does."""
+
+
+@pytest.fixture
+def claude(server: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server, auth_token=KEY, max_retries=0) as client:
+        yield client
+
+
+def test_anthropic_messages_whole_and_streamed_agree(claude: anthropic.Anthropic) -> None:
+    options: dict[str, Any] = {"model": "smol", "max_tokens": 12, "messages": HI, "extra_body": COLD}
+    whole = claude.messages.create(system="Be brief.", **options)
+    assert whole.content[0].type == "text"
+    assert whole.content[0].text
+    assert whole.usage.output_tokens > 0
+    with claude.messages.stream(system="Be brief.", **options) as stream:
+        assert "".join(stream.text_stream) == whole.content[0].text
+        assert stream.get_final_message().stop_reason == whole.stop_reason
+
+
+def test_anthropic_tools_counts_and_errors(claude: anthropic.Anthropic) -> None:
+    tool: Any = {"name": "get_weather", "description": "now", "input_schema": CITY}
+    options: dict[str, Any] = {"model": "smol", "messages": JOHN}
+    chosen: Any = {"type": "tool", "name": "get_weather"}
+    with claude.messages.stream(max_tokens=60, tools=[tool], tool_choice=chosen, extra_body=COLD, **options) as stream:
+        message = stream.get_final_message()
+    assert message.stop_reason == "tool_use"
+    assert message.content[0].type == "tool_use"
+    assert list(message.content[0].input) == ["city"]
+    assert claude.messages.count_tokens(**options).input_tokens > 5
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+        claude.messages.create(max_tokens=0, **options)
+    with pytest.raises(anthropic.NotFoundError):
+        claude.messages.create(max_tokens=1, **{**options, "model": "other"})
+
+
+def test_tokens_and_back(server: str) -> None:
+    options: dict[str, Any] = {"headers": {"authorization": f"Bearer {KEY}"}, "timeout": 60}
+    tokens = httpx.post(f"{server}/tokenize", json={"prompt": PROMPT, "return_token_strs": True}, **options).json()
+    assert tokens["count"] == len(tokens["tokens"])
+    assert "".join(tokens["token_strs"]) == PROMPT
+    assert httpx.post(f"{server}/detokenize", json={"tokens": tokens["tokens"]}, **options).json() == {"prompt": PROMPT}
+
+
+def run_example(address: str, example: str) -> None:
+    key = f"curl -sS -f -H 'authorization: Bearer {KEY}' "
+    command = re.sub(r"http://127.0.0.1:800[01]", address, example).replace("curl ", key)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, (example, done.stdout, done.stderr)
+    assert done.stdout.strip()
+
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the examples are curl commands")
+
+
+@needs_curl
+@pytest.mark.parametrize("example", OF_TEXT, ids=[re.findall(r":8000(\S+)", one)[0] for one in OF_TEXT])
+def test_every_example_of_the_docs_runs(server: str, example: str) -> None:
+    run_example(server, example)
+
+
 def test_embeddings_of_an_encoder(model_file: Callable[[str], Path], tmp_path: Path) -> None:
     with (
         serving(model_file("all-minilm-l6-v2"), tmp_path / "log", "--served-model-name", "mini") as address,
@@ -256,6 +443,22 @@ def test_embeddings_of_an_encoder(model_file: Callable[[str], Path], tmp_path: P
         floats = client.embeddings.create(model="mini", input=texts[0], encoding_format="float").data[0].embedding
         assert floats == pytest.approx(cat, abs=1e-5)
         assert len(client.embeddings.create(model="mini", input=texts[0], dimensions=64).data[0].embedding) == 64
+        options: dict[str, Any] = {"headers": {"authorization": f"Bearer {KEY}"}, "timeout": 60}
+        ranked = httpx.post(
+            f"{address}/v1/rerank", json={"query": texts[0], "documents": texts[1:], "top_n": 1}, **options
+        ).json()
+        assert [one["document"]["text"] for one in ranked["results"]] == [texts[1]]
+        scores = httpx.post(f"{address}/score", json={"text_1": texts[0], "text_2": texts[1:]}, **options).json()
+        assert scores["data"][0]["score"] == pytest.approx(ranked["results"][0]["relevance_score"])
+        assert scores["data"][0]["score"] > scores["data"][1]["score"]
+        pooled = httpx.post(f"{address}/pooling", json={"input": texts[0]}, **options).json()
+        assert pooled["data"][0]["data"] == pytest.approx(cat, abs=1e-5)
+        refused = httpx.post(f"{address}/classify", json={"input": texts[0]}, **options)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+        examples = [one for one in EXAMPLES if ":8001/" in one]
+        assert len(examples) == 2
+        for example in examples if shutil.which("curl") else ():
+            run_example(address, example)
         with pytest.raises(openai.BadRequestError) as caught:
             client.embeddings.create(model="mini", input="word " * 1000)
         assert caught.value.param == "prompt"

@@ -163,7 +163,7 @@ def test_a_released_pool_cannot_be_touched_and_comes_back_at_its_addresses(devic
     weights, kv = device.adopt("weights", torch.arange(4.0)), device.allocate("kv", (4,), torch.float32)
     kv.fill_(5)
     addresses = weights.data_ptr(), kv.data_ptr()
-    assert device.release("weights") >= 16
+    assert device.offload("weights") >= 16
     assert device.release("kv") >= 16
     assert device.release("kv") == 0
     with pytest.raises(RuntimeError, match="released pool"):

@@ -75,3 +75,16 @@ def expected(model: Path) -> list[list[int]]:
 )
 def test_the_tokens_are_those_of_the_host(devices, model, expected, options):
     assert tokens(model, "toy", **options) == expected
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+def test_an_engine_that_slept_gives_the_tokens_of_one_that_did_not(devices, device, model, expected, eager):
+    options = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64, "platform": "toy"}
+    with LLM(str(model), kv_cache_memory_bytes=1 << 20, skip_tokenizer_init=True, enforce_eager=eager, **options) as llm:
+        before = device.statistics().available_bytes
+        first = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+        llm.sleep()
+        assert device.statistics().available_bytes >= before + (1 << 19), "the KV cache is given back"
+        llm.wake_up()
+        again = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+    assert first == again == expected

@@ -1,7 +1,8 @@
-"""The native chain: what is tried, what is refused, and a tiny library that really runs."""
+"""The native chain: what is tried, what is refused, and a library of a few lines that really runs."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,91 +11,81 @@ import pytest
 import torch
 
 from vllm_core.api import UnsupportedError
-from vllm_core.ops import norm
 from vllm_cpu import native
-from vllm_cpu.backends import generic
-from vllm_cpu.ops import native as ops
+from vllm_cpu.backends import native as offers
 
-HEADER = Path(__file__).parents[3] / "core" / "include"
-SOURCE = r"""
-#include <math.h>
-#include "vllm/ops.h"
-uint32_t vllm_ops_abi_version(void) { return VLLM_OPS_ABI_VERSION + OFFSET; }
-uint64_t vllm_ops_abi_size(void) { return sizeof(vllm_tensor); }
-int32_t vllm_rms_norm(const vllm_tensor *out, const vllm_tensor *x, const vllm_tensor *w, double eps, void *stream) {
-    if (x->dtype != VLLM_FLOAT32 || x->rank != 2) return VLLM_UNSUPPORTED;
-    for (int64_t t = 0; t < x->sizes[0]; t++) {
-        const float *in = (const float *)x->data + t * x->strides[0];
-        float *to = (float *)out->data + t * out->strides[0];
-        double sum = 0;
-        for (int64_t i = 0; i < x->sizes[1]; i++) sum += (double)in[i] * in[i];
-        double scale = 1 / sqrt(sum / x->sizes[1] + eps);
-        for (int64_t i = 0; i < x->sizes[1]; i++) to[i] = (float)(in[i] * scale * ((const float *)w->data)[i]);
-    }
-    return VLLM_OK;
-}
-#ifdef WHOLE
-int32_t vllm_linear(const vllm_tensor *o, const vllm_tensor *x, const vllm_tensor *w, const vllm_tensor *b,
-                    void *s) { return 1; }
-int32_t vllm_kv_write(const vllm_tensor *k, const vllm_tensor *v, const vllm_tensor *a, const vllm_tensor *b,
-                      const vllm_tensor *m, void *s) { return 1; }
-int32_t vllm_paged_attention(const vllm_tensor *o, const vllm_tensor *q, const vllm_tensor *k, const vllm_tensor *v,
-                             const vllm_tensor *a, const vllm_tensor *l, const vllm_tensor *t, int64_t mq, int64_t ms,
-                             double sc, int64_t w, double c, void *s) { return 1; }
-#endif
-"""
+ROOT = Path(__file__).parents[3]
+HEADER = ROOT / "core" / "include"
+GUIDE = ROOT / "docs" / "native-kernels.md"
 
 
 @pytest.fixture
 def build(tmp_path):
-    """Compile the library with some definitions; returns its path."""
+    """Compile C source against the header; returns the library's path."""
     if not shutil.which("gcc") or not HEADER.is_dir():
         pytest.skip("needs gcc and core's header")
 
-    def run(*definitions: str) -> str:
-        (tmp_path / "ops.c").write_text(SOURCE)
+    def run(source: str, *definitions: str) -> str:
+        (tmp_path / "ops.c").write_text(source)
         path = tmp_path / "libtiny.so"
-        command = [
-            "gcc",
-            "-std=c11",
-            "-shared",
-            "-fPIC",
-            f"-I{HEADER}",
-            *definitions,
-            str(tmp_path / "ops.c"),
-            "-o",
-            str(path),
-            "-lm",
-        ]
-        subprocess.run(command, check=True)
+        flags = ["-std=c11", "-shared", "-fPIC", f"-I{HEADER}", *definitions]
+        subprocess.run(["gcc", *flags, str(tmp_path / "ops.c"), "-o", str(path), "-lm"], check=True)
         return str(path)
 
     return run
 
 
-def test_a_library_of_the_header_is_loaded_and_computes(build, monkeypatch) -> None:
-    monkeypatch.setenv(native.VARIABLE, build("-DOFFSET=0", "-DWHOLE"))
-    ops._library.cache_clear()
-    assert [offer.provider for offer in generic.native_offers()] == [generic.NATIVE]
-    x, weight = torch.randn(5, 12)[:, :8], torch.rand(8)
-    out, expected = torch.zeros(5, 8), torch.zeros(5, 8)
-    ops.rms_norm(out, x, weight, 1e-6)
-    norm.rms_norm(expected, x, weight, 1e-6)
-    torch.testing.assert_close(out, expected)
-    with pytest.raises(UnsupportedError, match="status 1"):
-        ops.rms_norm(out.half(), x.half(), weight, 1e-6)
-    ops._library.cache_clear()
+@pytest.fixture
+def source() -> str:
+    """The example that the documentation gives."""
+    if not GUIDE.is_file():
+        pytest.skip("needs the documentation of the repository")
+    found = re.search(r"```c\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    return found[1]
 
 
-@pytest.mark.parametrize(
-    ("definitions", "cause"),
-    [(("-DOFFSET=1", "-DWHOLE"), "ABI version 2"), (("-DOFFSET=0",), "missing symbols: vllm_linear")],
-)
-def test_a_library_of_another_abi_or_without_a_symbol_is_an_error(build, definitions, cause) -> None:
-    path = build(*definitions)
-    with pytest.raises(UnsupportedError, match=cause) as caught:
+def test_the_example_of_the_documentation_is_loaded_and_offers_what_it_lists(build, source, monkeypatch) -> None:
+    monkeypatch.setenv(native.VARIABLE, build(source))
+    found = native.load()
+    assert found.ops == {"rms_norm"}
+    assert [set(offer.ops) for offer in offers.offers()] == [{"rms_norm"}]
+
+
+def test_the_example_of_the_documentation_computes(build, source) -> None:
+    import ctypes
+
+    library = native.find({native.VARIABLE: build(source)}).library
+    x, weight, out = torch.randn(5, 8), torch.rand(8), torch.zeros(5, 8)
+    pointers = [None, out.data_ptr(), x.data_ptr(), None, weight.data_ptr(), None]
+
+    class Arguments(ctypes.Structure):
+        _fields_ = [
+            *((name, ctypes.c_void_p) for name in ("stream", "out", "x", "residual", "weight", "bias")),
+            *((name, ctypes.c_int64) for name in ("outer", "inner", "size", "out_stride", "x_stride", "dtype")),
+            ("eps", ctypes.c_double),
+        ]
+
+    assert library.vllm_rms_norm(ctypes.byref(Arguments(*pointers, 5, 1, 8, 8, 8, 0, 1e-6))) == 0
+    torch.testing.assert_close(out, torch.nn.functional.rms_norm(x, (8,), weight, 1e-6))
+
+
+def test_a_library_of_another_abi_is_refused_with_both_versions(build, source) -> None:
+    path = build(source.replace("return VLLM_OPS_ABI_VERSION", "return VLLM_OPS_ABI_VERSION + 7"))
+    with pytest.raises(UnsupportedError, match=f"ABI version {native.ABI_VERSION + 7}") as caught:
         native.find({native.VARIABLE: path})
     assert path in caught.value.on
+
+
+def test_a_library_that_lists_an_op_which_it_lacks_is_refused(build, source) -> None:
+    path = build(source.replace('"rms_norm"', '"rms_norm linear"'))
+    with pytest.raises(UnsupportedError, match="missing symbols: vllm_linear"):
+        native.find({native.VARIABLE: path})
+
+
+def test_a_library_of_something_else_is_refused(build) -> None:
+    with pytest.raises(UnsupportedError, match="no symbol vllm_ops_abi_version"):
+        native.find({native.VARIABLE: build("int answer(void) { return 42; }")})
 
 
 def test_a_path_that_does_not_exist_is_an_error_and_never_passed_over(tmp_path) -> None:
@@ -102,18 +93,37 @@ def test_a_path_that_does_not_exist_is_an_error_and_never_passed_over(tmp_path) 
         native.find({native.VARIABLE: str(tmp_path / "none.so")})
 
 
-def test_without_a_library_the_chain_says_so_and_nothing_is_offered(monkeypatch) -> None:
-    monkeypatch.delenv(native.VARIABLE, raising=False)
+def test_without_a_library_the_chain_says_so_and_nothing_is_offered(tmp_path, monkeypatch) -> None:
+    missing = tmp_path / native.LIBRARY
+    monkeypatch.setattr(native, "packaged", lambda: missing)
     found = native.find({})
-    assert found.library is None
-    assert str(native.PACKAGED) in str(found)
-    assert generic.native_offers() == ()
+    assert (found.library, found.ops) == (None, frozenset())
+    assert str(missing) in str(found)
+    assert "no native library in this build" in str(found)
 
 
 def test_a_broken_packaged_library_is_recorded_and_passed_over(tmp_path, monkeypatch) -> None:
     broken = tmp_path / "broken.so"
     broken.write_text("not a library")
-    monkeypatch.setattr(native, "PACKAGED", broken)
+    monkeypatch.setattr(native, "packaged", lambda: broken)
     found = native.find({})
     assert found.library is None
     assert found.tried[0].path == str(broken)
+
+
+def test_a_source_distribution_has_the_header_of_the_checkout() -> None:
+    ours = ROOT / "plugins" / "vllm-cpu" / "native" / "include" / "vllm" / "ops.h"
+    if not HEADER.is_dir() or not ours.is_file():
+        pytest.skip("needs the repository")
+    assert ours.read_bytes() == (HEADER / "vllm" / "ops.h").read_bytes()
+
+
+def test_nothing_but_the_abi_is_exported() -> None:
+    """What else were visible could be taken from, or for, another library of the process."""
+    path = native.packaged()
+    if not path.exists() or not shutil.which("nm"):
+        pytest.skip("needs the library and nm")
+    lines = subprocess.run(["nm", "-D", "--defined-only", str(path)], check=True, capture_output=True, text=True).stdout
+    exported = {line.split()[-1] for line in lines.splitlines()}
+    assert "vllm_linear" in exported
+    assert [name for name in sorted(exported) if not name.startswith("vllm_")] == []

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from vllm_cpu import probe
+from vllm_cpu import native, probe
 
 CPUINFO = "processor : 0\nmodel name : Test CPU 9000\nflags : fpu avx2 fma\n\nprocessor : 1\nmodel name : Test CPU 9000\n"
 
@@ -111,6 +111,8 @@ def test_small_shared_memory_is_reported_with_the_fix(machine, monkeypatch) -> N
 
 def test_the_native_library_is_reported_with_every_path(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("VLLM_CORE_OPS_PATH", raising=False)
+    monkeypatch.setattr(native, "packaged", lambda: tmp_path / "none.so")
+    monkeypatch.setattr(native, "load", native.find)  # what a process has found is kept
     assert "no native library in this build" in _check(probe.probe(tmp_path), "native library").detail
     monkeypatch.setenv("VLLM_CORE_OPS_PATH", str(tmp_path / "missing.so"))
     assert _check(probe.probe(tmp_path), "native library").outcome == "failed"

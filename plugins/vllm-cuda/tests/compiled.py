@@ -1,4 +1,5 @@
-"""Compile every kernel that a decode and a prefill step launch, for one architecture: ``compiled.py sm_90 NUM_ROWS...``.
+"""Compile the kernels that steps launch, for one architecture: ``compiled.py sm_90 ROWSxQUERIES... [rest]``, of which the rest
+are those of quantised weights and caches, encoders, and log-probabilities.
 
 The launchers run on host tensors with Triton's launch replaced by a recorder, so that what is compiled is what they ask
 for. Prints a line of JSON per kernel: name, shared memory in bytes, registers and stack of a thread. A process of its own,
@@ -26,6 +27,7 @@ from vllm_core.api import BatchState, StepInputs
 from vllm_core.api import batch as layout
 from vllm_cuda.backends.families import family_of
 from vllm_triton import tuning
+from vllm_triton.offers import block_bytes_of
 
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -34,8 +36,15 @@ TYPES = {
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.bool: "*i1",
+    torch.uint8: "*u8",
+    torch.int8: "*i8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 OPTIONS = {"num_warps", "num_stages", "launch_pdl"}
+KV_DTYPES = ("bfloat16", "fp8", "fp8_e5m2", "int8")
+EVERYTHING = 0x1FF
+"""Feature bits of a request that asks for all that sampling has."""
+
 HIDDEN, INNER, HEADS, KV_HEADS, SIZE, VOCABULARY, BLOCK = 1024, 3072, 16, 8, 128, 151936, 64
 
 
@@ -75,7 +84,7 @@ def source_of(kernel: JITFunction[Any], values: dict[str, Any]) -> ASTSource:
     return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
 
 
-def launch_all(rows: int, queries: int) -> None:
+def launch_all(rows: int, queries: int, kv_dtypes: tuple[str, ...] = ("bfloat16",)) -> None:
     """What a step of ``rows`` sequences with ``queries`` tokens each launches."""
     from vllm_triton.ops import attention, batch, cache, elementwise, linear, norm, sampling
 
@@ -101,17 +110,18 @@ def launch_all(rows: int, queries: int) -> None:
     elementwise.embedding(residual, inputs.token_ids, torch.zeros(1024, HIDDEN, dtype=kind), 1.0)
     norm.rms_norm(hidden, residual, weight, 1e-6)
     norm.add_rms_norm(hidden, residual, hidden, weight, 1e-6)
-    memory = torch.zeros(2, 2 * BLOCK * KV_HEADS * SIZE * 2, dtype=torch.uint8)
-    kv = cache.kv_bind(memory, KV_HEADS, SIZE, "bfloat16", BLOCK)
     qkv = torch.zeros(tokens, HEADS + 2 * KV_HEADS, SIZE, dtype=kind)
     q, k, v = qkv[:, :HEADS], qkv[:, HEADS : HEADS + KV_HEADS], qkv[:, HEADS + KV_HEADS :]
     table, ones = torch.zeros(4097, 2, SIZE // 2), torch.ones(SIZE)
     (mapping,), (blocks,) = inputs.slot_mapping, inputs.block_tables
-    cache.qk_norm_rope_kv_write(q, k, v, ones, ones, 1e-6, inputs.positions, table, False, kv, mapping)
-    cache.kv_write(kv, k, v, mapping)
     out = torch.zeros(tokens, HEADS, SIZE, dtype=kind)
     bounds = (inputs.query_start, inputs.seq_lens, blocks, queries, 4096, 0.1)
-    attention.paged_attention(out, q, kv, *bounds, 0, 0.0)
+    for dtype in kv_dtypes:
+        memory = torch.zeros(2, block_bytes_of(KV_HEADS, SIZE, dtype, BLOCK), dtype=torch.uint8)
+        kv = cache.kv_bind(memory, KV_HEADS, SIZE, dtype, BLOCK)
+        cache.qk_norm_rope_kv_write(q, k, v, ones, ones, 1e-6, inputs.positions, table, False, kv, mapping)
+        cache.kv_write(kv, k, v, mapping)
+        attention.paged_attention(out, q, kv, *bounds, 0, 0.0)
     attention.paged_attention(out, q, kv, *bounds, 512, 30.0)
     if tokens <= linear.FEW_SMALL:
         # More rows are cuBLAS's, which needs no compiler.
@@ -126,8 +136,59 @@ def launch_all(rows: int, queries: int) -> None:
         elementwise.gated_activation(narrow, wide, "silu")
     logits, sampled = torch.zeros(rows, VOCABULARY), torch.zeros(rows, 1, dtype=torch.int32)
     flags = torch.zeros(rows, dtype=torch.bool)
-    sampling.sample(sampled, flags, logits, state, inputs.sample_slots, inputs.sample_lengths, layout.F_RANDOM)
+    where = (logits, state, inputs.sample_slots, inputs.sample_lengths)
+    for features in (layout.F_RANDOM, EVERYTHING):
+        sampling.sample(sampled, flags, *where, features)
+    sampling.logit_adjust(*where, EVERYTHING)
     batch.advance(state, inputs, sampled)
+
+
+def launch_quantised(tokens: int) -> None:
+    """Products of ``tokens`` rows with a weight of every kind of code, and the widening of it."""
+    from vllm_core.api import QuantTensor
+    from vllm_triton.ops import linear, quant
+
+    kind, shape = torch.bfloat16, (2 * INNER, HIDDEN)
+    bytes_, nibbles = torch.zeros(shape, dtype=torch.int8), torch.zeros(2 * INNER, HIDDEN // 2, dtype=torch.uint8)
+    group, zero = torch.zeros(2 * INNER, HIDDEN // 128), torch.zeros(2 * INNER, HIDDEN // 128, dtype=torch.uint8)
+    fp8, squares = bytes_.view(torch.float8_e4m3fn), torch.zeros(2 * INNER // 128, HIDDEN // 128)
+    for weight in (
+        QuantTensor("int8_channel", shape, bytes_, torch.zeros(2 * INNER)),
+        QuantTensor("fp8_channel", shape, fp8, torch.zeros(2 * INNER)),
+        QuantTensor("fp8_block128", shape, fp8, squares),
+        QuantTensor("int4_group", shape, nibbles, group, zero),
+    ):
+        packed = quant.pack(weight, None)
+        x, wide = torch.zeros(tokens, HIDDEN, dtype=kind), torch.zeros(tokens, 2 * INNER, dtype=kind)
+        linear.linear(wide, x, packed)
+        linear.gated_linear(torch.zeros(tokens, INNER, dtype=kind), wide, x, packed, "silu")
+        quant.widened(packed, kind)
+
+
+def launch_rest() -> None:
+    """What no decode step of a dense decoder launches."""
+    from vllm_triton.ops import cache, elementwise, encoder, norm, sampling
+
+    x, weight = torch.zeros(64, HIDDEN, dtype=torch.bfloat16), torch.ones(HIDDEN)
+    norm.layer_norm(x, x, weight, weight, 1e-6)
+    elementwise.add(x, x, x)
+    elementwise.activation(x, x, "gelu")
+    elementwise.embedding_shard(x, torch.zeros(64, dtype=torch.int32), x, 8, 1.0)
+    heads, start = x.view(64, -1, 64), torch.tensor([0, 30, 64], dtype=torch.int32)
+    encoder.encoder_attention(heads, heads, heads, heads, start, 34, 0.1)
+    for kind in ("mean", "last"):
+        encoder.pool(torch.zeros(2, HIDDEN), x, start, kind, True)
+    logits, rows = torch.zeros(64, VOCABULARY), torch.zeros(64, dtype=torch.int64)
+    sampling.grammar_mask(logits, torch.zeros(64, VOCABULARY // 32, dtype=torch.int32), rows)
+    sampling.soft_cap(logits, 30.0)
+    sampling.log_probabilities(logits, rows, 20)
+    for dtype in KV_DTYPES:
+        memory = torch.zeros(2, block_bytes_of(KV_HEADS, SIZE, dtype, BLOCK), dtype=torch.uint8)
+        kv = cache.kv_bind(memory, KV_HEADS, SIZE, dtype, BLOCK)
+        canonical = torch.zeros(1, 2, BLOCK, KV_HEADS, SIZE)
+        cache.kv_export(canonical, kv, rows[:1])
+        cache.kv_import(kv, canonical, rows[:1])
+        cache.kv_copy(kv, rows[:1], rows[:1] + 1)
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
@@ -142,7 +203,7 @@ def resources(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def compile_all(architecture: str, sizes: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+def compile_all(architecture: str, sizes: list[tuple[int, int]], rest: bool) -> Iterator[dict[str, Any]]:
     family = family_of(architecture)
     assert family is not None, architecture
     tuning.use(family.tuning, 132)
@@ -150,6 +211,12 @@ def compile_all(architecture: str, sizes: list[tuple[int, int]]) -> Iterator[dic
     JITFunction.run = lambda kernel, *args, **kwargs: recorder(kernel, *args, **kwargs)  # type: ignore[method-assign,assignment]
     for rows, queries in sizes:
         launch_all(rows, queries)
+    if rest:
+        launch_rest()
+        for rows, queries in ((64, 1), (4, 32)):
+            launch_all(rows, queries, KV_DTYPES)
+        for rows in (1, 64, 128):
+            launch_quantised(rows)
     target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
     for kernel, values, options in recorder.launches.values():
         compiled = triton.compile(source_of(kernel, values), target=target, options=options)
@@ -159,6 +226,6 @@ def compile_all(architecture: str, sizes: list[tuple[int, int]]) -> Iterator[dic
 
 
 if __name__ == "__main__":
-    wanted = [tuple(map(int, size.split("x"))) for size in sys.argv[2:]]
-    for row in compile_all(sys.argv[1], wanted):  # type: ignore[arg-type]
+    wanted = [tuple(map(int, size.split("x"))) for size in sys.argv[2:] if size != "rest"]
+    for row in compile_all(sys.argv[1], wanted, "rest" in sys.argv):  # type: ignore[arg-type]
         print(json.dumps(row))

@@ -1,4 +1,5 @@
-"""Run the kernels in Triton's interpreter against core's references: ``interpreted.py OP DTYPE...`` prints what differs.
+"""Run the kernels in Triton's interpreter against core's references: ``interpreted.py OP,OP... DTYPE,DTYPE... [SEED,SEED...
+[CLASS,CLASS...]]`` prints what differs. Classes are all of an op's, unless some are named.
 
 A process of its own, since the interpreter is chosen when Triton is imported. bfloat16 is left out: the interpreter keeps
 it as integers and computes wrongly with it.
@@ -18,7 +19,7 @@ from vllm_triton import tuning
 from vllm_triton.offers import kv_layout
 
 
-def main(op: str, dtypes: list[str]) -> None:
+def main(ops: list[str], dtypes: list[str], seeds: list[int], shapes: list[str]) -> None:
     # Dependent launch is the chip's; tiles as small as the inputs keep the interpreter quick.
     family = families.HOPPER.tuning
     extend = replace(family.extend, block_m=32, block_n=16)
@@ -26,12 +27,16 @@ def main(op: str, dtypes: list[str]) -> None:
     facts = DeviceFacts(id="0", name="", device_type="cuda", architecture="sm_90", memory_kind="discrete", memory_bytes=1)
     mine = [one for one in offers(facts) if one.provider == PROVIDER]
     provider = Provider({name: load_entry(entry) for one in mine for name, entry in one.ops.items()}, kv_layout)
-    cases = [(dtype, shape) for dtype in dtypes for shape in SHAPE_CLASSES[op]]
-    wrong = [(case, line) for case in cases for line in mismatches(op, provider, case[0], 0, case[1])]
+    cases = [
+        (op, dtype, seed, shape) for op in ops for dtype in dtypes for seed in seeds for shape in shapes or SHAPE_CLASSES[op]
+    ]
+    wrong = [(case, line) for case in cases for line in mismatches(case[0], provider, case[1], case[2], case[3])]
     for case, line in wrong:
         print(*case, line)
     print(f"{len(cases)} cases, {len(wrong)} differences")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    given = [part.split(",") for part in sys.argv[1:]]
+    ops, dtypes, seeds, shapes = (*given, *((["0"], [])[len(given) - 2 :]))
+    main(ops, dtypes, [int(seed) for seed in seeds], shapes)

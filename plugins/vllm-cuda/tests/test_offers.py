@@ -46,7 +46,7 @@ def test_small_blocks_are_served_by_the_gathering_provider(make_facts, size, pro
     assert accepted == [provider]
 
 
-@pytest.mark.parametrize("changes", [{"kv_dtype": "fp8_e4m3"}, {"head_size": 48}, {"tokens_per_block": 8}])
+@pytest.mark.parametrize("changes", [{"kv_dtype": "int4"}, {"head_size": 48}, {"tokens_per_block": 4}])
 def test_what_no_kernel_reads_is_rejected_by_all(make_facts, changes):
     for one in offers(make_facts()):
         if "paged_attention" in one.ops:

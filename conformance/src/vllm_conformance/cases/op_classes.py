@@ -125,7 +125,7 @@ _LOGITS = (
 _GRAPH = {
     **dict.fromkeys(("embedding", "gather_rows", "add", "rms_norm", "add_rms_norm", "layer_norm"), "decode/h577"),
     **dict.fromkeys(("gated_activation", "activation", "linear", "soft_cap"), "decode/h577"),
-    **dict.fromkeys(("linear_add", "rms_norm_linear", "rms_norm_gated_linear"), "decode/h577"),
+    **dict.fromkeys(("linear_add", "rms_norm_linear", "gated_linear", "rms_norm_gated_linear"), "decode/h577"),
     **dict.fromkeys(("rotary_embedding", "kv_write", "paged_attention", "qk_norm_rope_kv_write"), "decode/plain"),
     **dict.fromkeys(("build_step", "advance"), "decode"),
     **dict.fromkeys(("logit_adjust", "sample"), "mixed"),
@@ -136,7 +136,7 @@ _BY_OP: Mapping[str, tuple[Run, ...]] = {
     **dict.fromkeys(("add", "rms_norm", "layer_norm", "activation"), (*_PLAIN, *_IN_PLACE, *_STRIDED)),
     **dict.fromkeys(("add_rms_norm", "gated_activation", "gather_rows", "pool"), (*_PLAIN, *_STRIDED)),
     "linear": (*_PLAIN[:7], *_LINEAR, *_STRIDED),
-    **dict.fromkeys(("linear_add", "rms_norm_linear", "rms_norm_gated_linear"), (*_PLAIN[:7], *_STRIDED)),
+    **dict.fromkeys(("linear_add", "rms_norm_linear", "gated_linear", "rms_norm_gated_linear"), (*_PLAIN[:7], *_STRIDED)),
     "rotary_embedding": _ROTARY,
     "kv_write": _KV_WRITE,
     **dict.fromkeys(("kv_copy", "kv_export", "kv_import"), _KV),

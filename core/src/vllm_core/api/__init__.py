@@ -46,7 +46,7 @@ from vllm_core.api.program import (
     StepProgram,
     StepResult,
 )
-from vllm_core.api.quant import FORMATS, QuantFormat, QuantTensor
+from vllm_core.api.quant import FORMATS, PLAIN, STACK, QuantFormat, QuantStack, QuantTensor, Weight
 from vllm_core.api.version import API_VERSION
 from vllm_core.errors import MemoryBudgetError, UnsupportedError
 
@@ -84,6 +84,7 @@ __all__ = [
     "OpSpec",
     "PLATFORM_HOOKS",
     "POOLS",
+    "PLAIN",
     "PROJECT",
     "Partial",
     "PlatformSpec",
@@ -93,9 +94,11 @@ __all__ = [
     "ProgramOffer",
     "ProviderKind",
     "QuantFormat",
+    "QuantStack",
     "QuantTensor",
     "Rejected",
     "Reuse",
+    "STACK",
     "StepDelta",
     "StepHandle",
     "StepInputs",
@@ -108,6 +111,7 @@ __all__ = [
     "UnsupportedError",
     "Verdict",
     "Versioned",
+    "Weight",
     "hookimpl",
     "hookspec",
     "is_available",

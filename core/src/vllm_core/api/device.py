@@ -135,8 +135,19 @@ class Device(ABC):
         """Capture ``work`` for replay. Raises UnsupportedError unless `supports_graphs`."""
         raise self._unsupported("graph capture", "supports_graphs")
 
+    def offload(self, pool: Pool) -> int:
+        """`release`, with the contents moved to the host until `restore`.
+
+        Raises UnsupportedError unless the claim ``sleep`` is available.
+        """
+        raise self._unsupported(f"moving pool {pool!r} to the host", "sleep")
+
     def restore(self, pool: Pool) -> None:
-        """Bring a released pool back. Raises UnsupportedError unless the claim ``sleep`` is available."""
+        """Bring a released pool back: the same tensors, with their contents after `offload`, else zeros.
+
+        Nothing happens to a pool that is there.
+        Raises MemoryBudgetError where the memory is no longer there, UnsupportedError unless the claim ``sleep`` is available.
+        """
         raise self._unsupported(f"restoring pool {pool!r}", "sleep")
 
     def copy_to_peer(self, tensor: torch.Tensor, peer: Device) -> torch.Tensor:

@@ -19,6 +19,9 @@ from types import MappingProxyType
 from vllm_core.api.opspec import EXACT, OpSpec, Tolerance
 from vllm_core.errors import UnsupportedError, nearest
 
+INT8_ACTIVATION = "int8_activation"
+"""Feature of the family linear: inputs of products with packed weights are rounded to eight bits."""
+
 _FLOAT = {"float32": Tolerance(1e-5, 1e-5), "bfloat16": Tolerance(1e-2, 1.6e-2), "float16": Tolerance(2e-3, 2e-3)}
 _MATMUL = {"float32": Tolerance(1e-4, 1e-4), "bfloat16": Tolerance(2e-2, 2e-2), "float16": Tolerance(4e-3, 4e-3)}
 _GATED = {"float32": Tolerance(2e-4, 2e-4), "bfloat16": Tolerance(6e-2, 4e-2), "float16": Tolerance(1e-2, 8e-3)}
@@ -118,6 +121,7 @@ _ALL = (
         "linear",
         _EXACT,
         family="linear",
+        features=(INT8_ACTIVATION,),
     ),
     _spec(
         "linear",
@@ -127,6 +131,7 @@ _ALL = (
         "linear",
         _MATMUL,
         family="linear",
+        features=(INT8_ACTIVATION,),
     ),
     _spec(
         "linear_add",
@@ -135,6 +140,7 @@ _ALL = (
         "linear",
         _MATMUL,
         family="linear",
+        features=(INT8_ACTIVATION,),
         decomposition=("linear", "add"),
     ),
     _spec(
@@ -144,7 +150,17 @@ _ALL = (
         "linear",
         _MATMUL,
         family="linear",
+        features=(INT8_ACTIVATION,),
         decomposition=("rms_norm", "linear"),
+    ),
+    _spec(
+        "gated_linear",
+        "(float[T,I] out!, float[T,2I] wide~, float[T,K] x, Packed weight, str kind)",
+        "out = gated_activation(linear(x), kind). wide is scratch.",
+        "linear",
+        _GATED,
+        family="linear",
+        decomposition=("linear", "gated_activation"),
     ),
     _spec(
         "rms_norm_gated_linear",
@@ -154,6 +170,7 @@ _ALL = (
         "linear",
         _GATED,
         family="linear",
+        features=(INT8_ACTIVATION,),
         decomposition=("rms_norm", "linear", "gated_activation"),
     ),
     # kv: bind, write, attention, copy, export, import

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from vllm_core.api.kv import KVGroupSpec, KVLayout
+from vllm_core.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +42,8 @@ class StepDelta:
     """The packed buffer of `vllm_core.api.batch`, int32, plus what only the host knows.
 
     `num_logprobs` is the largest K asked for in this step. `mask_rows` maps sampled row to a packed bit mask
-    (uint32 words over the vocabulary) for constrained steps.
+    (uint32 words over the vocabulary) for constrained steps, whose key has `F_MASK`. It may wait, when it is first looked at,
+    for the tokens of the step before: a program looks at it after it has launched what does not depend on it. It may be empty.
     """
 
     packed: npt.NDArray[np.int32]
@@ -91,7 +93,11 @@ class Executable(Protocol):
 
 
 class StepProgram(ABC):
-    """Runs steps. Called from the engine's thread; `run` must not wait for the device."""
+    """Runs steps. Called from the engine's thread; `run` must not wait for the device.
+
+    A row may attend to blocks that another row of the same step fills: a layer's KV is written for all rows before any of it is
+    read.
+    """
 
     @abstractmethod
     def load(self, weights: Any) -> None:
@@ -115,6 +121,27 @@ class StepProgram(ABC):
     @abstractmethod
     def run(self, executable: Executable, delta: StepDelta) -> StepHandle:
         """Launch one step. Steps run in the order of these calls."""
+
+    def check_sleep(self) -> None:
+        """Raises UnsupportedError where `sleep` is not possible, which is the default."""
+        raise self._keeps_its_memory()
+
+    def sleep(self) -> None:
+        """Give weights (kept on the host) and KV cache back; `check_sleep` has passed, and no step is in flight."""
+        raise self._keeps_its_memory()
+
+    def wake_up(self) -> None:
+        """The reverse of `sleep`. Raises MemoryBudgetError; the program then sleeps on."""
+        raise self._keeps_its_memory()
+
+    def _keeps_its_memory(self) -> UnsupportedError:
+        return UnsupportedError(
+            "Engine cannot sleep",
+            on=type(self).__name__,
+            found="a step program that keeps its memory while its process runs",
+            expected="one worker, and a platform that claims `sleep`",
+            fix="stop the engine instead, or serve on one device of a platform that claims it",
+        )
 
     def close(self) -> None:
         """End what the program runs elsewhere; called once, after the last step. The default does nothing."""

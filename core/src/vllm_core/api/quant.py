@@ -2,7 +2,9 @@
 
 A `QuantTensor` stands for a float matrix [N, K]: one row an output, K inputs. Its format is one of `FORMATS`, whose
 definition says how data, scale and zero give the numbers; `vllm_core.ops.quant.dequantize` is the executable form of these
-definitions. Providers name the formats that they read in `Offer.formats`.
+definitions. Providers name the formats that they read in `Offer.formats`; what their provider does not read, core decodes to
+the model's dtype before `linear_pack`. Layers that are stacked (q, k, v) are one `QuantTensor` where their formats agree, else
+a `QuantStack`, which a provider takes that names `STACK` among its formats.
 """
 
 from __future__ import annotations
@@ -10,10 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+PLAIN = "plain"
+"""In `Offer.formats`: tensors of the model's dtype."""
+
+STACK = "stack"
+"""In `Offer.formats`: stacks whose parts have several of the named formats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,12 @@ FORMATS: Mapping[str, QuantFormat] = _table(
 """All formats of the current API version, by name."""
 
 
+ONLINE_FORMATS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"int8": ("q8_0", "int8_channel"), "int4": ("q4_1", "int4_group")}
+)
+"""What core rounds weights to for ``--quantization``: the first format that the provider reads and the matrix can have."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantTensor:
     """A float matrix of `shape` [N, K] in `format`. `scale` and `zero` are None where the format's data holds them."""
@@ -76,3 +90,24 @@ class QuantTensor:
     data: Tensor
     scale: Tensor | None = None
     zero: Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory."""
+        return sum(part.numel() * part.element_size() for part in (self.data, self.scale, self.zero) if part is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantStack:
+    """Matrices of one K on top of each other, in this order, whose formats differ; plain tensors may be among them."""
+
+    parts: tuple[QuantTensor | Tensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[N, K] of the whole."""
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+
+Weight: TypeAlias = "Tensor | QuantTensor | QuantStack"
+"""What `linear_pack` may be given, and what `embedding` reads."""

@@ -1,1 +1,1 @@
-"""Measurements that belong to the engine itself; `bench/` at the top of the repository holds comparisons with others."""
+"""Measurements of the engine and of servers, and the gate between two of them; `bench/` at the top holds recorded runs."""

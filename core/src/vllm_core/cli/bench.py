@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from vllm_core.cli import bench_engine, bench_serve
+
 MAX_STEPS = 600
 """Steps are measured three times over, and no sequence of the null model may end meanwhile."""
 
@@ -22,6 +24,8 @@ def add_parser(subparsers: Any) -> None:
     host.add_argument("--platform", help="platform to measure")
     host.add_argument("--out", type=Path, help="write the rows as JSON")
     host.set_defaults(func=run_host)
+    bench_serve.add_parser(kinds)
+    bench_engine.add_parsers(kinds)
 
 
 def run_host(args: argparse.Namespace) -> int:

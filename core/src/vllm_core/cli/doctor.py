@@ -32,7 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print or save the findings. Returns 1 if no platform has a device."""
     from vllm_core.registry.doctor import examine
-    from vllm_core.registry.snapshot import encode
+    from vllm_core.registry.snapshot import encode, redacted
 
     snapshot = examine(os.environ)
     if args.json == "-":
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.json is not None:
         _save(Path(args.json), encode(snapshot, redact=args.redact))
     else:
-        _print(snapshot)
+        _print(redacted(snapshot) if args.redact else snapshot)
     return 0 if any(one.devices for one in snapshot.platforms) else 1
 
 

@@ -23,10 +23,14 @@ COMMANDS = {
     "serve": ("vllm_core.cli.serve", "serve a model over HTTP, with OpenAI's API"),
     "generate": ("vllm_core.cli.generate", "generate text for one prompt"),
     "chat": ("vllm_core.cli.chat", "talk to a model in the terminal"),
+    "run-batch": ("vllm_core.cli.run_batch", "answer a file of requests in OpenAI's batch format"),
     "bench": ("vllm_core.cli.bench", "measure the engine"),
     "platforms": ("vllm_core.cli.platforms", "what can run here, and what a model would run on"),
     "plugin": ("vllm_core.cli.plugin", "write a hardware package, check it, see what changed for it"),
     "conformance": ("vllm_core.cli.conformance", "prove what a hardware package claims"),
+    "top": ("vllm_core.cli.top", "what running servers do now"),
+    "ps": ("vllm_core.cli.ps", "the servers that run on this machine"),
+    "completion": ("vllm_core.cli.completion", "a script that completes commands and options in a shell"),
     "doctor": ("vllm_core.cli.doctor", "look at this machine, step by step"),
 }
 

@@ -38,6 +38,10 @@ class BindingLike(Protocol):
     def kind(self) -> ProviderKind:
         """Kernel, vendor call, reference or host."""
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Quantised formats of weights that it reads."""
+
 
 class BoundOps:
     """The callables of one engine, by (op, role)."""
@@ -63,6 +67,11 @@ class BoundOps:
                 fix="report this: the model's call sites and its layers disagree",
             )
         return found
+
+    def formats(self, op: str, role: str) -> frozenset[str]:
+        """Quantised formats of weights that the provider of a call site reads; none where the plan does not have it."""
+        found = self._bindings.get((op, role))
+        return frozenset() if found is None else frozenset(found.formats)
 
     def kinds(self) -> Counter[str]:
         """How many call sites each kind of provider serves."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from vllm_core.api import BatchState, Device, Graph, StepKey
+from vllm_core.api import BatchState, Device, Graph, StepInputs, StepKey
 from vllm_core.api import batch as layout
 
 if TYPE_CHECKING:
@@ -28,19 +28,28 @@ log = logging.getLogger(__name__)
 LEAD_WORDS = 1 << 16
 """Words before the rows: what a step may admit and still be replayed. Larger updates run eagerly."""
 
-NOT_CAPTURED = layout.F_LOGPROBS | layout.F_PROMPT_LOGPROBS | layout.F_MASK
-"""Features whose results have sizes of their own, or whose inputs the host brings in the middle of a step."""
+EAGER_TAIL = layout.F_LOGPROBS | layout.F_MASK
+"""Features whose results have sizes of their own, or whose inputs the host brings in the middle of a step: of such a step the
+forward part is captured, up to the logits, and the tail runs eagerly."""
+FORWARD = -1
+"""Stands for the features of a captured forward part, which needs none."""
 
-Body = Callable[[torch.Tensor, list[int], int], None]
+Body = Callable[[torch.Tensor, list[int], int], StepInputs]
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A captured decode step of `size` rows, for the step of `key` among others."""
+    """A captured decode step of `size` rows, for the step of `key` among others; `inputs` are left for an eager tail."""
 
     key: StepKey
     size: int
     graph: Graph
+    inputs: StepInputs
+
+    @property
+    def has_eager_tail(self) -> bool:
+        """Whether the forward part alone is captured."""
+        return bool(self.key.features & EAGER_TAIL)
 
     def serves(self, header: Sequence[int]) -> bool:
         """Whether every row samples, and the update leaves room for the rows."""
@@ -52,8 +61,8 @@ class CapturedStep:
 class CapturedSteps:
     """Graphs by padded size and features, and the buffers that their steps are staged in.
 
-    ``body(packed, header, features)`` runs the captured part. A capture that fails turns capturing off: steps then run
-    eagerly, and `failure` says why. `seconds` is what captures have taken so far.
+    ``body(packed, header, features)`` runs the captured part and returns the inputs that it made. A capture that fails turns
+    capturing off: steps then run eagerly, and `failure` says why. `seconds` is what captures have taken so far.
     """
 
     def __init__(self, device: Device, state: BatchState, body: Body, sizes: Sequence[int], stages: int) -> None:
@@ -61,7 +70,7 @@ class CapturedSteps:
         self.seconds = 0.0
         self._device, self._state, self._body = device, state, body
         self._sizes = sorted(sizes)
-        self._graphs: dict[tuple[int, int], Graph] = {}
+        self._graphs: dict[tuple[int, int], tuple[Graph, StepInputs]] = {}
         words = LEAD_WORDS + 4 * self._sizes[-1]
         self._packed = device.allocate("state", (words,), torch.int32)
         self._stages = [(device.pinned((words,), torch.int32), device.event()) for _ in range(stages)]
@@ -73,20 +82,21 @@ class CapturedSteps:
         """Graphs captured so far."""
         return len(self._graphs)
 
+    def clear(self) -> None:
+        """Forget all graphs: addresses they hold will be others'."""
+        self._graphs.clear()
+
     def find(self, key: StepKey) -> CapturedStep | None:
         """The captured step that serves ``key``; None where it has to run eagerly."""
-        plain = key.tokens_per_slot == 1 and key.tail == "sample" and not key.features & NOT_CAPTURED
+        plain = key.tokens_per_slot == 1 and key.tail == "sample" and not key.features & layout.F_PROMPT_LOGPROBS
         if self.failure is not None or not plain or key.slots > self._sizes[-1]:
             return None
         size = self._sizes[bisect_left(self._sizes, key.slots)]
-        graph = self._graphs.get((size, key.features))
-        if graph is None:
-            graph = self._capture(size, key.features)
-            if graph is None:
-                return None
-        return CapturedStep(key, size, graph)
+        features = FORWARD if key.features & EAGER_TAIL else key.features
+        found = self._graphs.get((size, features)) or self._capture(size, features)
+        return None if found is None else CapturedStep(key, size, *found)
 
-    def _capture(self, size: int, features: int) -> Graph | None:
+    def _capture(self, size: int, features: int) -> tuple[Graph, StepInputs] | None:
         """Run the step on padding rows, which compiles what is not compiled yet, then capture it."""
         started = time.perf_counter()
         packed = self._packed[LEAD_WORDS - layout.HEADER_WORDS : LEAD_WORDS + 4 * size]
@@ -96,15 +106,16 @@ class CapturedSteps:
         header = [layout.LAYOUT_VERSION, 0, 0, 0, 0, size, size, size, 1, longest]
         header += [0] * (layout.HEADER_WORDS - len(header))
         self._body(packed, header, features)
+        inputs: list[StepInputs] = []
         try:
-            graph = self._device.capture(lambda: self._body(packed, header, features))
+            graph = self._device.capture(lambda: inputs.append(self._body(packed, header, features)))
         except RuntimeError as error:
             self.failure = f"{type(error).__name__}: {error}"
             log.warning("steps run eagerly: capturing one of %d rows failed: %s", size, self.failure)
             return None
-        self._graphs[size, features] = graph
+        self._graphs[size, features] = graph, inputs[-1]
         self.seconds += time.perf_counter() - started
-        return graph
+        return graph, inputs[-1]
 
     def stage(self, step: CapturedStep, packed: npt.NDArray[np.int32], header: Sequence[int], turn: int) -> torch.Tensor:
         """Copy a step's difference and its padded rows to the device; returns the difference there."""

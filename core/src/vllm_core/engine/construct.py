@@ -17,6 +17,7 @@ from vllm_core.engine.memory import GroupMemory, KVBudget, MemoryRequest, size_k
 from vllm_core.engine.parallel.program import LeadProgram
 from vllm_core.engine.program import ComposedProgram, StateShape, allocate_state
 from vllm_core.engine.scheduler import GroupLimits, Scheduler, SchedulerLimits
+from vllm_core.engine.structured.grammars import Grammars, Vocabulary
 from vllm_core.engine.warmup import warm_up
 from vllm_core.errors import ConfigError
 from vllm_core.layers.shard import ALONE, Shard
@@ -88,6 +89,10 @@ class DesignLike(Protocol):
     @property
     def spec(self) -> ModelSpec:
         """What the model is."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text of the model."""
 
     @property
     def plan(self) -> Any:
@@ -197,11 +202,23 @@ def build_core(
         for group, count in zip(plan.kv_groups, budget.num_blocks, strict=True)
     )
     scheduler_limits = _scheduler_limits(design, budget)
-    core = EngineCore(Scheduler(scheduler_limits, group_limits), program, ops, depth=steps_in_flight(config, device))
+    core = EngineCore(
+        Scheduler(scheduler_limits, group_limits),
+        program,
+        ops,
+        depth=steps_in_flight(config, device),
+        grammars=Grammars(lambda: _vocabulary(design)),
+    )
     with _timed(timings, "warmup_s"):
         warm_up(EngineCore(Scheduler(scheduler_limits, group_limits), program, ops), spec, budget.max_model_len)
         device.synchronize()
     return core, budget
+
+
+def _vocabulary(design: DesignLike) -> Vocabulary:
+    """What grammars are made of; the tokenizer is read once the first is needed."""
+    tokenizer, size = design.source.tokenizer(), design.spec.vocab_size
+    return Vocabulary([tokenizer.token_bytes(token) for token in range(size)], size, tuple(design.stop_token_ids))
 
 
 def _max_rows(design: DesignLike) -> int:
@@ -222,11 +239,12 @@ def _model(design: DesignLike, device: Device, ops: BoundOps, part: Part) -> Any
     if design.config.model.load_format == "dummy":
         model.load_dummy(design.config.model.seed, design.config.model.dummy_bound)
     else:
-        model.load(_checked(design.source.weights(model.wanted if part.shard.workers > 1 else None), part.check))
+        read = design.source.weights if design.plan.track == "transformers" else design.source.packed_weights
+        model.load(_checked(read(model.wanted if part.shard.workers > 1 else None), part.check))
     return model
 
 
-def _checked(weights: Iterable[tuple[str, torch.Tensor]], check: Callable[[], None]) -> Iterator[tuple[str, torch.Tensor]]:
+def _checked(weights: Iterable[tuple[str, Any]], check: Callable[[], None]) -> Iterator[tuple[str, Any]]:
     """Reading may take minutes: what has failed elsewhere is noticed between two tensors."""
     for item in weights:
         check()

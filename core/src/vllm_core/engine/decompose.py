@@ -80,6 +80,17 @@ def rms_norm_linear(get: Get, role: str) -> Callable[..., None]:
     return call
 
 
+def gated_linear(get: Get, role: str) -> Callable[..., None]:
+    """`linear` into the scratch, then `gated_activation`."""
+    linear, activation = get("linear", role), get("gated_activation", "mlp")
+
+    def call(out: Any, wide: Any, x: Any, weight: Any, kind: str) -> None:
+        linear(wide, x, weight)
+        activation(out, wide, kind)
+
+    return call
+
+
 def rms_norm_gated_linear(get: Get, role: str) -> Callable[..., None]:
     """`rms_norm` and `linear` into the scratches, then `gated_activation`."""
     linear, rms_norm, activation = get("linear", role), get("rms_norm", "norm"), get("gated_activation", "mlp")
@@ -95,6 +106,7 @@ def rms_norm_gated_linear(get: Get, role: str) -> Callable[..., None]:
 DECOMPOSITIONS: dict[str, Callable[[Get, str], Callable[..., None]]] = {
     "add_rms_norm": add_rms_norm,
     "all_reduce_add_rms_norm": all_reduce_add_rms_norm,
+    "gated_linear": gated_linear,
     "linear_add": linear_add,
     "qk_norm_rope_kv_write": qk_norm_rope_kv_write,
     "rms_norm_gated_linear": rms_norm_gated_linear,

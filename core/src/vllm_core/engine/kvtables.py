@@ -126,6 +126,23 @@ class KVTables:
             at = min(at, (request.freed[index] + 1) * size + window - 1)
         request.settle_at = at
 
+    def announce(self, request: Request) -> None:
+        """Cache what a step that was just scheduled fills with tokens that are known.
+
+        Rows behind it in that step may share it already: a layer's KV is written for all rows before any of it is read.
+        """
+        if self.caching:
+            full = min(request.scheduled, len(request.tokens)) // self.size
+            if full > request.cached:
+                self._cache(request, full)
+
+    def retract(self, request: Request) -> None:
+        """Let nobody find what a step that failed would have filled."""
+        done = request.done // self.size if self.size else 0
+        for pool in self.pools:
+            pool.forget(request.hashes[done:])
+        request.cached = min(request.cached, done)
+
     def settle(self, request: Request) -> None:
         """After a step of the request has been read: cache what it filled, give back what no query will read again."""
         if self.caching:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from vllm_core.api import batch
@@ -73,7 +74,10 @@ class Preprocessor:
             raise self._too_long(len(ids))
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         stop = dict.fromkeys(params.stop_token_ids or ())
-        if not params.ignore_eos:
+        if params.structured_outputs is not None:
+            self._check_structured()
+        # A grammar's end is an end, and is said with one of these tokens.
+        if not params.ignore_eos or params.structured_outputs is not None:
             stop.update(dict.fromkeys(self._limits.stop_token_ids))
         self._check_tokens("stop_token_ids", list(stop))
         self._check_tokens("logit_bias", list(params.logit_bias or ()))
@@ -142,6 +146,17 @@ class Preprocessor:
                 "Prompt is empty", on="prompt", found="no tokens", expected="at least one token", fix="send a prompt"
             )
         return text, ids
+
+    def _check_structured(self) -> None:
+        self._need_tokenizer("structured_outputs")
+        if find_spec("xgrammar") is None:
+            raise RequestError(
+                "Structured output needs xgrammar",
+                on="structured_outputs",
+                found="a Python without xgrammar",
+                expected="the extra structured of vllm-core",
+                fix="pip install xgrammar where the server runs",
+            )
 
     def _check_stops(self, params: SamplingParams) -> None:
         """Stop strings are looked for in text, so there must be some."""

@@ -20,6 +20,7 @@ from vllm_core.api import (
     Event,
     HostLogprobs,
     Logprobs,
+    MemoryBudgetError,
     StepDelta,
     StepHandle,
     StepInputs,
@@ -28,7 +29,7 @@ from vllm_core.api import (
     StepResult,
 )
 from vllm_core.api import batch as layout
-from vllm_core.engine.captured import CapturedStep, CapturedSteps
+from vllm_core.engine.captured import FORWARD, CapturedStep, CapturedSteps
 from vllm_core.ops.dtypes import TORCH_DTYPES
 
 if TYPE_CHECKING:
@@ -114,6 +115,37 @@ def _split(raw: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return raw[: 4 * rows].view(torch.int32).view(rows, 1), raw[4 * rows :].view(torch.bool)
 
 
+class _Stages:
+    """Buffers through which int32 words go to the device in one copy, from pinned memory where that is not the host itself."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._host_memory = device.facts.memory_kind == "host"
+        self._stages: list[tuple[torch.Tensor, torch.Tensor, Event] | None] = [None] * STAGES
+
+    def bring(self, words: npt.NDArray[np.int32], turn: int) -> torch.Tensor:
+        """Copy ``words`` by the stage of this turn; it may still be on its way to the device."""
+        host = torch.from_numpy(words)
+        if self._host_memory:
+            return host
+        stage, count = self._stages[turn], host.numel()
+        if stage is None or stage[0].numel() < count:
+            size = max(4096, 1 << (count - 1).bit_length())
+            stage = (
+                self._device.pinned((size,), torch.int32),
+                self._device.allocate("state", (size,), torch.int32),
+                self._device.event(),
+            )
+            self._stages[turn] = stage
+        else:
+            stage[2].wait()
+        pinned, target, event = stage
+        pinned[:count].copy_(host)
+        target[:count].copy_(pinned[:count], non_blocking=True)
+        event.record()
+        return target[:count]
+
+
 class _Handle:
     """A step whose results are on the host once the event (if any) has passed."""
 
@@ -163,7 +195,7 @@ class ComposedProgram(StepProgram):
         self._pool = ops.get("pool", "tail") if spec.pooling is not None else None
         self._features = np.zeros(state.num_slots + 1, dtype=np.int32)
         self._allocate_tail(rows)
-        self._stages: list[tuple[torch.Tensor, torch.Tensor, Event] | None] = [None] * STAGES
+        self._stages, self._mask_stages = _Stages(device), _Stages(device)
         self._turn = 0
         self._no_autograd = torch.inference_mode()
         sizes = [size for size in graph_sizes if size <= rows] if spec.pooling is None else []
@@ -186,6 +218,28 @@ class ComposedProgram(StepProgram):
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Pass the weights to the model."""
         self._model.load(weights)
+
+    def check_sleep(self) -> None:
+        """Raises UnsupportedError where the device brings nothing back."""
+        self._device.restore("weights")  # to a pool that is there nothing happens
+
+    def sleep(self) -> None:
+        """Weights to the host, KV cache dropped."""
+        device = self._device
+        device.synchronize()
+        if self._captured is not None and not device.stable_addresses:
+            self._captured.clear()
+        device.release("kv")
+        device.offload("weights")
+
+    def wake_up(self) -> None:
+        """The reverse. Raises MemoryBudgetError, with nothing taken."""
+        self._device.restore("weights")
+        try:
+            self._device.restore("kv")
+        except MemoryBudgetError:
+            self._device.offload("weights")
+            raise
 
     @property
     def captured(self) -> CapturedSteps | None:
@@ -223,12 +277,16 @@ class ComposedProgram(StepProgram):
             self._batch_update(self.state, packed, header)
         step.graph.replay()
         rows = self._results[self._turn]
+        logprobs: Logprobs | None = None
+        if step.has_eager_tail:
+            rows.cut(step.size)
+            logprobs = self._tail(rows, step.key, delta, step.inputs, self._all_logits[: step.size])
         if header[layout.H_NUM_SAMPLED] != rows.count:
             rows.cut(header[layout.H_NUM_SAMPLED])
-        return self._finish(rows, None, None)
+        return self._finish(rows, logprobs, None)
 
-    def _decode(self, packed: torch.Tensor, header: list[int], features: int) -> None:
-        """What a captured step repeats: a decode step whose rows all sample, on fixed addresses."""
+    def _decode(self, packed: torch.Tensor, header: list[int], features: int) -> StepInputs:
+        """What a captured step repeats: a decode step whose rows all sample, on fixed addresses; without `FORWARD`'s tail."""
         inputs: StepInputs = self._build_step(self.state, packed, header)
         count = header[layout.H_NUM_SAMPLED]
         hidden = self._model.forward(inputs, self._kv)
@@ -236,14 +294,17 @@ class ComposedProgram(StepProgram):
         rows.cut(count)
         logits = self._all_logits[:count]
         self._model.logits(logits, hidden)
+        if features == FORWARD:
+            return inputs
         slots, lengths = inputs.sample_slots, inputs.sample_lengths
         if features & _ADJUST:
             self._adjust(logits, self.state, slots, lengths, features)
         self._sample(rows.tokens, rows.nonfinite, logits, self.state, slots, lengths, features)
         self._advance(self.state, inputs, rows.tokens)
+        return inputs
 
     def _run_eagerly(self, key: StepKey, delta: StepDelta, header: list[int]) -> StepHandle:
-        packed = self._stage(delta.packed)
+        packed = self._stages.bring(delta.packed, self._turn)
         self._turn = (self._turn + 1) % STAGES
         if header[layout.H_ADMITTED]:
             self._mirror_features(delta.packed, header[layout.H_ADMITTED])
@@ -258,28 +319,6 @@ class ComposedProgram(StepProgram):
             return self._pool_tail(rows, inputs, hidden)
         return self._sample_tail(rows, key, delta, inputs, hidden)
 
-    def _stage(self, packed: npt.NDArray[np.int32]) -> torch.Tensor:
-        """One copy to the device, from pinned memory where that is not the host itself."""
-        host = torch.from_numpy(packed)
-        if self._host_memory:
-            return host
-        stage = self._stages[self._turn]
-        if stage is None or stage[0].numel() < host.numel():
-            words = max(4096, 1 << (host.numel() - 1).bit_length())
-            stage = (
-                self._device.pinned((words,), torch.int32),
-                self._device.allocate("state", (words,), torch.int32),
-                self._device.event(),
-            )
-            self._stages[self._turn] = stage
-        else:
-            stage[2].wait()
-        pinned, target, event = stage
-        pinned[: host.numel()].copy_(host)
-        target[: host.numel()].copy_(pinned[: host.numel()], non_blocking=True)
-        event.record()
-        return target[: host.numel()]
-
     def _mirror_features(self, packed: npt.NDArray[np.int32], admitted: int) -> None:
         """Remember each slot's features on the host: prompt log-probabilities need rows without asking the device."""
         end = layout.HEADER_WORDS + admitted * layout.ADMIT_WORDS
@@ -288,21 +327,28 @@ class ComposedProgram(StepProgram):
 
     def _sample_tail(self, rows: _Rows, key: StepKey, delta: StepDelta, inputs: StepInputs, hidden: torch.Tensor) -> StepHandle:
         prompt = self._prompt_logprobs(delta, inputs, hidden) if key.features & layout.F_PROMPT_LOGPROBS else None
-        tokens = rows.tokens
-        logprobs: Logprobs | None = None
-        if rows.count:
-            logits = self._logits_of(inputs, hidden, rows.count)
-            slots, lengths = inputs.sample_slots, inputs.sample_lengths
-            raw = logits.clone() if key.features & layout.F_LOGPROBS and key.features & _ADJUST else logits
-            if key.features & _ADJUST:
-                self._adjust(logits, self.state, slots, lengths, key.features)
-            if delta.mask_rows:
-                self._apply_masks(logits, delta)
-            self._sample(tokens, rows.nonfinite, logits, self.state, slots, lengths, key.features)
-            if key.features & layout.F_LOGPROBS:
-                logprobs = self._logprobs(raw, tokens[:, 0].long(), delta.num_logprobs)
-        self._advance(self.state, inputs, tokens)
+        if not rows.count:
+            self._advance(self.state, inputs, rows.tokens)
+            return self._finish(rows, None, prompt)
+        logprobs = self._tail(rows, key, delta, inputs, self._logits_of(inputs, hidden, rows.count))
         return self._finish(rows, logprobs, prompt)
+
+    def _tail(self, rows: _Rows, key: StepKey, delta: StepDelta, inputs: StepInputs, logits: torch.Tensor) -> Logprobs | None:
+        """From logits to tokens, and to their log-probabilities where the step asks for them."""
+        tokens, slots, lengths = rows.tokens, inputs.sample_slots, inputs.sample_lengths
+        changed = key.features & (_ADJUST | layout.F_MASK)
+        raw = logits.clone() if key.features & layout.F_LOGPROBS and changed else logits
+        if key.features & _ADJUST:
+            self._adjust(logits, self.state, slots, lengths, key.features)
+        # The masks are looked at here, not before: they wait for the tokens of the step before this one.
+        if key.features & layout.F_MASK and delta.mask_rows:
+            self._apply_masks(logits, delta)
+        self._sample(tokens, rows.nonfinite, logits, self.state, slots, lengths, key.features)
+        logprobs: Logprobs | None = None
+        if key.features & layout.F_LOGPROBS:
+            logprobs = self._logprobs(raw, tokens[:, 0].long(), delta.num_logprobs)
+        self._advance(self.state, inputs, tokens)
+        return logprobs
 
     def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor, count: int) -> torch.Tensor:
         rows = hidden
@@ -315,9 +361,14 @@ class ComposedProgram(StepProgram):
         return self._logits
 
     def _apply_masks(self, logits: torch.Tensor, delta: StepDelta) -> None:
-        rows = torch.tensor(sorted(delta.mask_rows), dtype=torch.int64)
-        masks = torch.from_numpy(np.stack([delta.mask_rows[int(row)] for row in rows]))
-        self._mask(logits, masks.to(logits.device), rows.to(logits.device))
+        """Bring the masks in one copy: per constrained row the row (two words, int64), then its words, all rows first."""
+        masks = delta.mask_rows
+        count, width = len(masks), len(next(iter(masks.values())))
+        packed = np.empty(count * (2 + width), dtype=np.int32)
+        packed[: 2 * count].view(np.int64)[:] = list(masks)
+        np.stack(list(masks.values()), out=packed[2 * count :].reshape(count, width))
+        there = self._mask_stages.bring(packed, self._turn)
+        self._mask(logits, there[2 * count :].view(count, width), there[: 2 * count].view(torch.int64))
 
     def _prompt_logprobs(self, delta: StepDelta, inputs: StepInputs, hidden: torch.Tensor) -> Logprobs | None:
         """Log-probabilities of each following token, for all tokens of the rows that want them."""

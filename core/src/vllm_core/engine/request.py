@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_core.api import batch
 from vllm_core.engine.messages import EngineRequest, TokenLogprobs
+from vllm_core.engine.structured.constraint import Constraint
 
 
 class Request:
@@ -18,6 +19,7 @@ class Request:
     settle_at  value of `done` from which a block is full, or left by its window
     look_at    value of `len(tokens)` from which more is to be done than handing a token over: the first, the last
     leaving    no longer running, but steps in flight may still touch its blocks
+    constraint  where it stands in the grammar of its output, if that has one
     is_pooling  the prompt becomes a vector; no token is sampled
     """
 
@@ -25,6 +27,7 @@ class Request:
         "admitted_at",
         "blocks",
         "cached",
+        "constraint",
         "done",
         "features",
         "finished",
@@ -67,6 +70,7 @@ class Request:
         # A prompt that is pooled never reaches its limit: it ends with its vector.
         self.max_length = min(self.prompt_len + request.max_tokens, max_model_len) if request.params else self.prompt_len + 1
         self.look_at = self.prompt_len + 1
+        self.constraint: Constraint | None = None
         self.min_length = self.prompt_len + (request.params.min_tokens if request.params else 0)
         self.stops = frozenset(request.stop_token_ids)
         self.features = _features(request)
@@ -78,6 +82,10 @@ class Request:
         self.finished = False
         self.last_step = 0
         self.reset(num_groups)
+
+    def constrain(self, constraint: Constraint) -> None:
+        """Follow a grammar, which looks at every token."""
+        self.constraint, self.look_at = constraint, 0
 
     def reset(self, num_groups: int) -> None:
         """Hold nothing on the device: new, or preempted."""

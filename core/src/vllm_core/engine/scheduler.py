@@ -21,6 +21,7 @@ from vllm_core.engine.messages import EngineRequest, EngineStats, RequestUpdate
 from vllm_core.engine.packing import Rows, pack
 from vllm_core.engine.queue import WaitingQueue
 from vllm_core.engine.request import Request
+from vllm_core.engine.structured.constraint import DEAD_END, Constraint, mask_rows
 from vllm_core.errors import RequestError
 
 _NOT_FINITE = "{}: not finite, NaN or infinity in the model's output"
@@ -87,14 +88,16 @@ class Scheduler:
 
     # -- requests
 
-    def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises RequestError for one that can never run."""
+    def add(self, request: EngineRequest, constraint: Constraint | None = None) -> None:
+        """Queue a request, with the state of its grammar if it has one. Raises RequestError for one that can never run."""
         self._check(request)
         self._arrivals += 1
         priority = request.priority if self._limits.policy == "priority" else 0
         entry = Request(
             request, (priority, self._arrivals), len(self._tables.groups), self._limits.max_model_len, self._clock()
         )
+        if constraint is not None:
+            entry.constrain(constraint)
         self._requests[request.request_id] = entry
         self._waiting.push(entry)
 
@@ -121,6 +124,15 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Requests that wait for a slot, preempted ones included."""
         return len(self._waiting) + self._num_returning
+
+    def preempt_all(self) -> None:
+        """Send every running request back to the queue, to be computed again. No step may be in flight."""
+        assert self._read == self._scheduled, "steps in flight hold their blocks"
+        while self._running:
+            victim = self._running.pop()
+            self._preemptions += 1
+            self._release(victim)
+            self._waiting.push(victim)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False while some are in use."""
@@ -230,6 +242,7 @@ class Scheduler:
             request.length += 1
         if count > 1 or not sampled:
             rows.chunks[len(rows)] = count, sampled
+            self._tables.announce(request)
         rows.requests.append(request)
         rows.features |= request.features
 
@@ -302,6 +315,8 @@ class Scheduler:
         packed = pack(admitted, blocks, rows)
         tail: Literal["pool", "sample"] = "pool" if rows.requests[0].is_pooling else "sample"
         key = StepKey(len(rows), int(packed[batch.H_NUM_TOKENS]), int(packed[batch.H_MAX_QUERY]), tail, features)
+        if features & batch.F_MASK:
+            return ScheduledStep(StepDelta(packed, logprobs, mask_rows(rows)), key, rows)
         return ScheduledStep(StepDelta(packed, logprobs), key, rows)
 
     # -- reading
@@ -350,6 +365,7 @@ class Scheduler:
             request.scheduled -= count
             request.length -= sampled
             request.last_step = self._scheduled
+            self._tables.retract(request)
             if request.leaving:
                 self._leave(request)
 
@@ -361,6 +377,9 @@ class Scheduler:
             tokens.pop()
             self._tables.distrust(request)
             return self._end(request, "error", error=_NOT_FINITE.format("logits"))
+        if request.constraint is not None and not request.constraint.accept(token):
+            tokens.pop()
+            return self._end(request, "error", error=DEAD_END)
         update = RequestUpdate(request_id=request.request_id, token_ids=[token])
         if request.features & batch.F_LOGPROBS:
             update.logprobs = reader.logprobs(request, index)
@@ -368,6 +387,8 @@ class Scheduler:
             self._first(request, update)
         if token in request.stops and len(tokens) > request.min_length:
             update.stop_reason = token
+            return self._end(request, "stop", update=update)
+        if request.constraint is not None and request.constraint.ended:
             return self._end(request, "stop", update=update)
         if len(tokens) >= request.max_length:
             return self._end(request, "length", update=update)
@@ -380,7 +401,8 @@ class Scheduler:
 
     def _first(self, request: Request, update: RequestUpdate) -> None:
         request.first_token_at = self._clock()
-        request.look_at = request.max_length
+        if request.constraint is None:
+            request.look_at = request.max_length
         update.num_cached_tokens = request.num_cached_tokens
         if request.wants_prompt_logprobs:
             update.prompt_logprobs, request.wants_prompt_logprobs = request.prompt_logprobs, False

@@ -10,9 +10,14 @@ from vllm_core import errors
 from vllm_core.errors import EngineError, VLLMCoreError
 
 # owner to engine
-ADD, ABORT, STATS, RESET, STOP = b"add", b"abort", b"stats?", b"reset?", b"stop"
+ADD, ABORT, STATS, RESET, SLEEP, WAKE, STOP = b"add", b"abort", b"stats?", b"reset?", b"sleep?", b"wake?", b"stop"
 # engine to owner
 READY, UPDATES, STATS_REPLY, RESET_REPLY, REFUSED, FAILED = b"ready", b"updates", b"stats", b"reset", b"refused", b"failed"
+SLEEP_REPLY, WAKE_REPLY = b"sleep", b"wake"
+"""With a `Failure`, or nothing where it was done."""
+
+MAX_UNREAD = 64
+"""Messages to the owner that wait at each end of the connection."""
 
 encode = msgspec.msgpack.Encoder().encode
 

@@ -1,7 +1,7 @@
 """A dense decoder on bound ops: pre-norm layers, or Gemma's norms around both sub-layers.
 
 Each op is a callable fetched when the model was built. The residual stream lives in one buffer. A pre-norm layer of a single
-worker is six calls, whose products take norms and adds along; others are nine calls, eleven with sandwich norms. Where workers
+worker is six calls, whose products take norms and adds along; others are eight calls, ten with sandwich norms. Where workers
 share the model each has its heads and its part of the MLP; both sub-layers' outputs are summed over the workers before they are
 normed or added.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vllm_core.api import Device, StepInputs
+from vllm_core.api import Device, QuantTensor, StepInputs
 from vllm_core.layers.linear import BoundOps, PackedLinear
 from vllm_core.layers.rope import cos_sin
 from vllm_core.layers.shard import ALONE, Cut, Shard
@@ -59,13 +59,14 @@ class DecoderLayer:
             self._linear_add, self._norm_linear, self._norm_gated_linear = (
                 ops.get(op, "linear") for op in ("linear_add", "rms_norm_linear", "rms_norm_gated_linear")
             )
+        else:
+            self._gated_linear = ops.get("gated_linear", "linear")
         self._rms_norm = ops.get("rms_norm", "norm")
         self._add_rms_norm = summing_norm(spec, ops, shard)
         self._reduce = ops.get("all_reduce", "comm") if spec.sandwich_norms and shard.workers > 1 else None
         self._shard, self._all = shard, shard.group
         self._rope_and_write = ops.get("qk_norm_rope_kv_write", role)
         self._attention = ops.get("paged_attention", role)
-        self._activation = ops.get("gated_activation", "mlp")
         self._kind, self._eps, self._scale = spec.activation, spec.norm_eps, spec.scale
         self._window, self._cap = layer.window or 0, spec.attention_soft_cap
         self._group, self._table = group.index, table
@@ -124,8 +125,7 @@ class DecoderLayer:
         if self._sandwich:
             self._rms_norm(x.delta, x.delta, self.attention_norm.value, eps)
         self._add_rms_norm(x.hidden, x.residual, x.delta, self.mlp_input_norm.value, eps)
-        linear(x.wide, x.hidden, self.gate_up.packed)
-        self._activation(x.narrow, x.wide, self._kind)
+        self._gated_linear(x.narrow, x.wide, x.hidden, self.gate_up.packed, self._kind)
         linear(x.delta, x.narrow, self.down.packed)
         if self._reduce is not None:
             self._reduce(x.delta, self._all)
@@ -183,7 +183,8 @@ class Decoder:
         self._dtype: torch.dtype = TORCH_DTYPES[spec.dtype]
         # transformers rounds the scale to the model's dtype before it multiplies.
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self._dtype))
-        self._embedding = Embedding(device, ops, shard)
+        tied = spec.tied_embeddings and spec.pooling is None
+        self._embedding = Embedding(device, ops, shard, tied=tied)
         self._rms_norm = ops.get("rms_norm", "norm")
         mine = spec.shard(shard.workers)
         self._add_rms_norm = summing_norm(mine, ops, shard)
@@ -204,7 +205,7 @@ class Decoder:
         """What this worker needs of a checkpoint tensor; None is all of it. Raises WeightsError for a wrong shape."""
         return self._loader.wanted(name, shape)
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor | QuantTensor]]) -> None:
         """Take the weights, by their Hugging Face names, in any order, whole or as `wanted`. Raises WeightsError."""
         self._loader.load(weights)
         if self._head is not None and self._spec.tied_embeddings:
@@ -238,7 +239,7 @@ class Decoder:
     def _expected(self) -> WeightLoader:
         spec = self._spec
         ignored = IGNORED if self._head is not None and not spec.tied_embeddings else (*IGNORED, "lm_head.")
-        loader = WeightLoader(spec.architecture, prefix=spec.weight_prefix, ignored=ignored)
+        loader = WeightLoader(spec.architecture, prefix=spec.weight_prefix, ignored=ignored, quantization=spec.quantization)
         self._embedding.expect(loader, "embed_tokens.weight", spec.vocab_size, spec.hidden_size, self._dtype)
         for index, layer in enumerate(self._layers):
             layer.expect(loader, spec, f"layers.{index}.", self._dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vllm_core.api import Device, StepInputs
+from vllm_core.api import Device, QuantTensor, StepInputs
 from vllm_core.layers.linear import BoundOps, PackedLinear
 from vllm_core.layers.shard import ALONE, Cut, Shard
 from vllm_core.layers.vocabulary import Embedding
@@ -110,7 +110,7 @@ class Encoder:
         """What this worker needs of a checkpoint tensor; None is all of it. Raises WeightsError for a wrong shape."""
         return self._loader.wanted(name, shape)
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor | QuantTensor]]) -> None:
         """Take the weights, by their Hugging Face names, in any order, whole or as `wanted`. Raises WeightsError."""
         self._loader.load(weights)
         # All tokens are of type 0 here, so its row is added to every position once instead of in every step.
@@ -139,7 +139,7 @@ class Encoder:
 
     def _expected(self) -> WeightLoader:
         spec, hidden = self._spec, self._spec.hidden_size
-        loader = WeightLoader(spec.architecture, prefix=spec.weight_prefix, ignored=IGNORED)
+        loader = WeightLoader(spec.architecture, prefix=spec.weight_prefix, ignored=IGNORED, quantization=spec.quantization)
         self._words.expect(loader, "embeddings.word_embeddings.weight", spec.vocab_size, hidden, self._dtype)
         positions = {"embeddings.position_embeddings.weight": (spec.max_position, hidden)}
         loader.expect(positions, torch.float32, self._take_positions)

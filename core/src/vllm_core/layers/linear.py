@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from vllm_core.api import Device
+from vllm_core.api import Device, Weight
+from vllm_core.api.quant import ONLINE_FORMATS
 from vllm_core.layers.shard import COLUMNS, Cut, Shard
 from vllm_core.layers.weights import WeightLoader
+from vllm_core.ops import quant
 
 
 class BoundOps(Protocol):
@@ -18,16 +20,20 @@ class BoundOps(Protocol):
     def get(self, op: str, role: str) -> Callable[..., Any]:
         """Return the callable of ``op`` at ``role``. Raises EngineError where the plan has none."""
 
+    def formats(self, op: str, role: str) -> frozenset[str]:
+        """Quantised formats of weights that the provider of ``op`` at ``role`` reads."""
+
 
 class PackedLinear:
     """The weight of one call site of `linear`: `packed` is the provider's own form, set when loading is done."""
 
-    __slots__ = ("_bias", "_device", "_pack", "_readers", "_weight", "_with_bias", "packed")
+    __slots__ = ("_bias", "_device", "_formats", "_pack", "_readers", "_weight", "_with_bias", "packed")
 
     def __init__(self, device: Device, ops: BoundOps) -> None:
         self._device = device
         self._pack = ops.get("linear_pack", "linear")
-        self._weight: torch.Tensor | None = None
+        self._formats = ops.formats("linear_pack", "linear")
+        self._weight: Weight | None = None
         self._bias: torch.Tensor | None = None
         self._with_bias = False
         self._readers: list[str] = []
@@ -50,7 +56,8 @@ class PackedLinear:
         self._readers = list(rows)
         parts = cuts or {}
         weights = {f"{name}.weight": cut for name, cut in parts.items()}
-        loader.expect({f"{name}.weight": (n, columns) for name, n in rows.items()}, dtype, self._take_weight, cuts=weights)
+        shapes = {f"{name}.weight": (n, columns) for name, n in rows.items()}
+        loader.expect(shapes, dtype, self._take_weight, cuts=weights, formats=self._formats, rounded=rounded_to(loader))
         if bias:
             biases = {f"{name}.bias": cut for name, cut in parts.items()}
             self._with_bias = True
@@ -66,17 +73,24 @@ class PackedLinear:
         self._readers = [name]
         weight = f"{name}.weight"
         cut = shard.part(columns, COLUMNS)
-        loader.expect({weight: (rows, columns)}, dtype, self._take_weight, cuts={weight: cut})
+        loader.expect(
+            {weight: (rows, columns)},
+            dtype,
+            self._take_weight,
+            cuts={weight: cut},
+            formats=self._formats,
+            rounded=rounded_to(loader),
+        )
         if bias:
             self._with_bias = shard.is_first
             loader.expect({f"{name}.bias": (rows,)}, dtype, self._take_bias if shard.is_first else _drop)
 
-    def share(self, weight: torch.Tensor, readers: list[str]) -> None:
+    def share(self, weight: Weight, readers: list[str]) -> None:
         """Pack a weight on the device that others read too."""
         self.packed = self._pack(weight, None, readers)
 
-    def _take_weight(self, weight: torch.Tensor) -> None:
-        self._weight = self._device.adopt("weights", weight)
+    def _take_weight(self, weight: Weight) -> None:
+        self._weight = adopt(self._device, weight)
         self._finish()
 
     def _take_bias(self, bias: torch.Tensor) -> None:
@@ -88,6 +102,16 @@ class PackedLinear:
             return
         self.packed = self._pack(self._weight, self._bias, self._readers)
         self._weight = self._bias = None
+
+
+def rounded_to(loader: WeightLoader) -> Sequence[str]:
+    """Formats that weights of products are rounded to, best first; none unless the user asked for it."""
+    return ONLINE_FORMATS[loader.quantization] if loader.quantization is not None else ()
+
+
+def adopt(device: Device, weight: Weight) -> Weight:
+    """The weight in the device's memory."""
+    return quant.moved(weight, lambda tensor: device.adopt("weights", tensor))
 
 
 def _drop(bias: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     import torch
 
+    from vllm_core.api import QuantTensor
     from vllm_core.models.spec import ModelSpec
 
 ROWS, COLUMNS = 0, 1
@@ -37,6 +38,17 @@ class Cut:
 
         part = whole[(slice(None),) * self.dim + (self.inside(tuple(whole.shape)),)]
         return self.fill(part.clone(memory_format=torch.contiguous_format))
+
+    def take_packed(self, whole: QuantTensor) -> QuantTensor | None:
+        """The part of a whole quantised matrix, copied; None where it would cut through what shares a scale."""
+        from vllm_core.ops import quant
+
+        if self.dim == COLUMNS:
+            return quant.take_columns(whole, self.begin, self.end)
+        inside, size = self.inside(whole.shape), self.end - self.begin
+        if whole.format == "fp8_block128" and (inside.start % quant.FP8_SIDE or inside.stop - inside.start != size):
+            return None
+        return quant.pad_rows(quant.copied(quant.take_rows(whole, inside.start, inside.stop)), size)
 
     def fill(self, part: torch.Tensor) -> torch.Tensor:
         """Add the zeros that a tensor cut off at its end misses."""

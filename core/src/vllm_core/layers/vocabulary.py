@@ -10,21 +10,30 @@ from typing import Any
 
 import torch
 
-from vllm_core.api import Device
-from vllm_core.layers.linear import BoundOps, PackedLinear
+from vllm_core.api import STACK, Device, Weight
+from vllm_core.api.quant import ONLINE_FORMATS
+from vllm_core.layers.linear import BoundOps, PackedLinear, adopt
 from vllm_core.layers.shard import Shard
 from vllm_core.layers.weights import WeightLoader
 
 
 class Embedding:
-    """Token embeddings; `weight` [V, H] or this worker's rows of it is set when loading is done."""
+    """Token embeddings; `weight` [V, H] or this worker's rows of it is set when loading is done.
 
-    def __init__(self, device: Device, ops: BoundOps, shard: Shard) -> None:
+    ``tied``: the head reads the same weight, which stays packed in formats that both read.
+    """
+
+    def __init__(self, device: Device, ops: BoundOps, shard: Shard, *, tied: bool = False) -> None:
         self._device, self._shard = device, shard
         self.weight: Any = None
         self._first = 0
         self._group = shard.group
         self._embed: Any
+        op = "embedding" if shard.workers == 1 else "embedding_shard"
+        self._formats = ops.formats(op, "embedding") - {STACK}
+        if tied:
+            self._formats &= ops.formats("linear_pack", "linear")
+        self._tied = tied
         if shard.workers == 1:
             self._embed, self._reduce = ops.get("embedding", "embedding"), None
         else:
@@ -34,7 +43,11 @@ class Embedding:
         """Register the tensor ``name`` [vocab_size, hidden_size]."""
         part = self._shard.part(vocab_size)
         self._first = 0 if part is None else part.begin
-        loader.expect({name: (vocab_size, hidden_size)}, dtype, self._take, cuts={name: part})
+        # Eight bits at least: every token passes through this table twice.
+        rounded = ONLINE_FORMATS["int8"] if self._tied and loader.quantization is not None else ()
+        loader.expect(
+            {name: (vocab_size, hidden_size)}, dtype, self._take, cuts={name: part}, formats=self._formats, rounded=rounded
+        )
 
     def run(self, out: torch.Tensor, ids: torch.Tensor, scale: float) -> None:
         """Write the embeddings of ``ids`` [T], times ``scale``, to ``out`` [T, H]."""
@@ -44,8 +57,8 @@ class Embedding:
             self._embed(out, ids, self.weight, self._first, scale)
             self._reduce(out, self._group)
 
-    def _take(self, weight: torch.Tensor) -> None:
-        self.weight = self._device.adopt("weights", weight)
+    def _take(self, weight: Weight) -> None:
+        self.weight = adopt(self._device, weight)
 
 
 class Head:
@@ -72,7 +85,7 @@ class Head:
         """The provider's form of the weight, or of this worker's rows of it."""
         return self._weight.packed
 
-    def share(self, weight: torch.Tensor, readers: list[str]) -> None:
+    def share(self, weight: Weight, readers: list[str]) -> None:
         """Use a weight on the device that others read too."""
         self._weight.share(weight, readers)
 

@@ -1,7 +1,7 @@
 """Streaming weights into a model: tensors in any order, merged ones finished as soon as their parts are there.
 
 Memory stays bounded: besides what the model keeps, only merged tensors that still miss a part are held. Nothing is
-copied that can be adopted as it is.
+copied that can be adopted as it is. Quantised tensors stay packed where their target reads the format, else are decoded.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from vllm_core.api import QuantTensor
 from vllm_core.errors import WeightsError
 from vllm_core.layers.shard import Cut
+from vllm_core.ops import quant
 
 Fill = Literal["normal", "ones"]
 Shape = tuple[int, ...]
@@ -28,22 +30,22 @@ DUMMY_DEVIATION = 0.02
 
 @dataclass(slots=True)
 class _Target:
-    """One tensor of the model, made of checkpoint tensors, or cuts of them, stacked along the first dimension."""
+    """One tensor of the model, made of checkpoint tensors, or cuts of them, stacked along the first dimension.
+
+    ``formats`` are the quantised ones that it is kept in, ``rounded`` those that plain numbers are rounded to, best first.
+    """
 
     shapes: Mapping[str, Shape]
     dtype: torch.dtype
-    take: Callable[[torch.Tensor], None]
+    take: Callable[[Any], None]
     fill: Fill
     cuts: Mapping[str, Cut]
-    rows: dict[str, int] = field(default_factory=dict)
+    formats: frozenset[str]
+    rounded: Sequence[str]
     missing: set[str] = field(default_factory=set)
-    merged: torch.Tensor | None = None
+    parts: dict[str, torch.Tensor | QuantTensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        begin = 0
-        for name in self.shapes:
-            self.rows[name] = begin
-            begin += self.kept(name)[0]
         self.missing = set(self.shapes)
 
     def kept(self, name: str) -> Shape:
@@ -51,22 +53,29 @@ class _Target:
         cut = self.cuts.get(name)
         return self.shapes[name] if cut is None else cut.shape(self.shapes[name])
 
-    def put(self, name: str, tensor: torch.Tensor) -> None:
+    def put(self, name: str, tensor: torch.Tensor | QuantTensor) -> None:
         self.missing.discard(name)
-        if tuple(tensor.shape) != self.kept(name):
-            tensor = self.cuts[name].take(tensor)
-        if len(self.shapes) == 1:
-            self.take(tensor.to(self.dtype).contiguous())
+        self.parts[name] = self._as_kept(name, tensor)
+        if self.missing:
             return
-        if self.merged is None:
-            first = self.kept(next(iter(self.shapes)))
-            total = sum(self.kept(part)[0] for part in self.shapes)
-            self.merged = torch.empty((total, *first[1:]), dtype=self.dtype)
-        begin = self.rows[name]
-        self.merged[begin : begin + len(tensor)].copy_(tensor)
-        if not self.missing:
-            merged, self.merged = self.merged, None
-            self.take(merged)
+        parts, self.parts = [self.parts[part] for part in self.shapes], {}
+        whole = quant.stack(parts)
+        if not isinstance(whole, torch.Tensor) and not quant.formats_in(whole) - {"plain"} <= self.formats:
+            whole = quant.decode(whole, self.dtype)
+        if isinstance(whole, torch.Tensor):
+            whole = quant.rounded(whole, [name for name in self.rounded if name in self.formats])
+        self.take(whole)
+
+    def _as_kept(self, name: str, tensor: torch.Tensor | QuantTensor) -> torch.Tensor | QuantTensor:
+        cut = self.cuts.get(name)
+        if cut is not None and tuple(tensor.shape) == cut.shape(self.shapes[name]):
+            cut = None
+        if isinstance(tensor, QuantTensor):
+            packed = tensor if cut is None else cut.take_packed(tensor)
+            if packed is not None and packed.format in self.formats:
+                return packed
+            tensor = quant.decode(tensor, self.dtype)
+        return (tensor if cut is None else cut.take(tensor)).to(self.dtype).contiguous()
 
 
 def _laid_out(table: torch.Tensor, begin: int, shape: Shape) -> torch.Tensor:
@@ -83,30 +92,38 @@ class WeightLoader:
     """Knows every tensor that a model needs; `load` hands each to its place.
 
     Names are those of the checkpoint without ``prefix``, which may be there or not (base models are saved without).
-    ``ignored`` are fragments of names of tensors that checkpoints carry and the model does not need.
+    ``ignored`` are fragments of names of tensors that checkpoints carry and the model does not need. ``quantization`` is what
+    the user has weights of products rounded to.
     """
 
-    def __init__(self, model: str, *, prefix: str, ignored: Sequence[str]) -> None:
+    def __init__(
+        self, model: str, *, prefix: str, ignored: Sequence[str], quantization: Literal["int8", "int4"] | None = None
+    ) -> None:
         self._model = model
         self._prefix = prefix
         self._ignored = tuple(ignored)
+        self.quantization = quantization
         self._targets: dict[str, _Target] = {}
 
     def expect(
         self,
         shapes: Mapping[str, Shape],
         dtype: torch.dtype,
-        take: Callable[[torch.Tensor], None],
+        take: Callable[[Any], None],
         *,
         fill: Fill = "normal",
         cuts: Mapping[str, Cut | None] | None = None,
+        formats: frozenset[str] = frozenset(),
+        rounded: Sequence[str] = (),
     ) -> None:
         """Register one tensor, stacked from the named ones in this order; ``take`` receives it on the host, cast.
 
-        ``shapes`` are those of the checkpoint; of those in ``cuts`` only that part is kept.
+        ``shapes`` are those of the checkpoint; of those in ``cuts`` only that part is kept. ``take`` is for a `Weight` where
+        there are ``formats``, names of the quantised ones that may stay packed, else for a tensor;
+        numbers are rounded to the first of ``rounded`` that is among them.
         """
         parts = {name: cut for name, cut in (cuts or {}).items() if cut is not None}
-        target = _Target(dict(shapes), dtype, take, fill, parts)
+        target = _Target(dict(shapes), dtype, take, fill, parts, formats, rounded)
         self._targets.update(dict.fromkeys(shapes, target))
 
     def wanted(self, full_name: str, shape: Shape) -> Cut | None:
@@ -118,7 +135,7 @@ class WeightLoader:
         self._check_shape(full_name, shape, target.shapes[name])
         return target.cuts.get(name)
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor | QuantTensor]]) -> None:
         """Consume the stream of whole tensors or of what is `wanted` of them.
 
         Raises WeightsError for an unknown, repeated, wrongly shaped or missing tensor.

@@ -61,6 +61,16 @@ class GGUFHeader:
     tensors: Mapping[str, TensorInfo]
 
 
+def formats_of(header: GGUFHeader) -> dict[str, int]:
+    """Quantised formats of the file's tensors, by the names of `vllm_core.api.FORMATS`, and the number of weights in each."""
+    found: dict[str, int] = {}
+    for info in header.tensors.values():
+        kind, block, _ = GGML_TYPES[info.ggml_type]
+        if block > 1:
+            found[kind.lower()] = found.get(kind.lower(), 0) + math.prod(info.shape)
+    return found
+
+
 def read_header(path: Path) -> GGUFHeader:
     """Read the head of the file.
 

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file under their Hugging Face names and values, decoded to float32 one at a time.
+"""Tensors of a GGUF file under their Hugging Face names and values, one at a time; quantised ones stay packed.
 
 What llama.cpp's converter did to them is undone here: Llama's query and key rows are put back from rotary pairs into
 halves, Gemma's norms lose the one that was added to them.
@@ -7,23 +7,26 @@ halves, Gemma's norms lose the one that was added to them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
+from vllm_core.api import QuantTensor
 from vllm_core.errors import WeightsError
 from vllm_core.loader.gguf_header import GGML_TYPES, GGUFHeader, TensorInfo
 
 if TYPE_CHECKING:
+    import io
+
     import numpy as np
     import torch
     from numpy.typing import NDArray
 
-    from vllm_core.layers.shard import Wanted
+    from vllm_core.layers.shard import Cut, Wanted
 
-    Values = NDArray[np.float32]
-
-_CHUNK_ELEMENTS = 1 << 18
-"""Elements decoded at once: bounds the decoder's temporaries, which then stay in the cache."""
+    Values: TypeAlias = NDArray[np.float32]
+    Bytes: TypeAlias = NDArray[np.uint8]
+    Undo: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
 
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -66,15 +69,15 @@ def hf_name(architecture: str, name: str) -> str | None:
     return f"model.layers.{match[1]}.{layers[match[2]]}.{match[3]}"
 
 
-def iterate(header: GGUFHeader, config: Mapping[str, Any], wanted: Wanted | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each tensor, or what is ``wanted`` of it, as float32, in file order.
+def iterate(
+    header: GGUFHeader, config: Mapping[str, Any], wanted: Wanted | None = None
+) -> Iterator[tuple[str, torch.Tensor | QuantTensor]]:
+    """Yield each tensor, or what is ``wanted`` of it, in file order: matrices of blocks packed, others as float32.
 
-    ``config`` is what `gguf_config` made of the header. Of a cut by rows only these are read and decoded; rows of quantised
-    blocks cannot be read in part, so that a cut by columns takes them whole.
+    ``config`` is what `gguf_config` made of the header. Of a cut by rows only these are read; a cut by columns takes rows
+    whole where it would part a block.
     Raises WeightsError for a tensor that the architecture does not have, or a file that became shorter.
     """
-    import torch
-
     architecture = header.metadata["general.architecture"]
     with header.path.open("rb") as file:
         for info in header.tensors.values():
@@ -90,13 +93,55 @@ def iterate(header: GGUFHeader, config: Mapping[str, Any], wanted: Wanted | None
                     fix="check that general.architecture of the file is right",
                 )
             cut = None if wanted is None else wanted(name, info.shape)
-            if cut is None:
-                yield name, torch.from_numpy(_undo(architecture, info, decode(file, info), config))
-            elif cut.dim == 0:
-                values = decode(file, info, cut.inside(info.shape))
-                yield name, cut.fill(torch.from_numpy(_undo(architecture, info, values, config)))
-            else:
-                yield name, cut.take(torch.from_numpy(_undo(architecture, info, decode(file, info), config)))
+            yield name, _read(file, info, cut, partial(_undo, architecture, info, config))
+
+
+def _read(file: BinaryIO, info: TensorInfo, cut: Cut | None, undo: Undo) -> torch.Tensor | QuantTensor:
+    """What is kept of one tensor, or all of it where a cut would part a block."""
+    import torch
+
+    from vllm_core.ops import quant
+
+    rows = cut.inside(info.shape) if cut is not None and cut.dim == 0 else None
+    kind, block, _ = GGML_TYPES[info.ggml_type]
+    if block == 1 or len(info.shape) != 2:
+        values = torch.from_numpy(undo(decode(file, info, rows)))
+        if cut is None:
+            return values
+        return cut.fill(values) if rows is not None else cut.take(values)
+    data = undo(read_bytes(file, info, rows))
+    whole = QuantTensor(kind.lower(), (len(data), info.shape[1]), torch.from_numpy(data))
+    if cut is None:
+        return whole
+    if rows is not None:
+        return quant.pad_rows(whole, cut.end - cut.begin)
+    return cut.take_packed(whole) or whole
+
+
+def read_bytes(file: BinaryIO, info: TensorInfo, rows: slice | None = None) -> Bytes:
+    """Read one tensor, or some of its rows, as uint8 [rows, bytes of a row]. Raises WeightsError where the file ends before.
+
+    The rows of a vector are its blocks.
+    """
+    import numpy as np
+
+    kind, block, block_bytes = GGML_TYPES[info.ggml_type]
+    count = info.shape[0] if len(info.shape) > 1 else info.shape[0] // block
+    row_bytes = info.size_bytes // count if count else block_bytes
+    begin, end = (0, count) if rows is None else (rows.start, rows.stop)
+    out = np.empty((end - begin, row_bytes), dtype=np.uint8)
+    file.seek(info.offset + begin * row_bytes)
+    # Read and not mapped: a file that is cut while it is read is then an error, not a SIGBUS.
+    got = cast("io.BufferedReader", file).readinto(out.reshape(-1).data)
+    if got != out.nbytes:
+        raise WeightsError(
+            "GGUF file is cut off",
+            on=f"{info.name} ({kind})",
+            found=f"{got} bytes",
+            expected=f"{out.nbytes} bytes at offset {file.tell() - got}",
+            fix="download the file again",
+        )
+    return out
 
 
 def decode(file: BinaryIO, info: TensorInfo, rows: slice | None = None) -> Values:
@@ -105,33 +150,14 @@ def decode(file: BinaryIO, info: TensorInfo, rows: slice | None = None) -> Value
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    kind, block_elements, block_bytes = GGML_TYPES[info.ggml_type]
-    shape, offset = info.shape, info.offset
-    if rows is not None:
-        shape = (rows.stop - rows.start, *info.shape[1:])
-        offset += info.size_bytes // info.shape[0] * rows.start
-    out = np.empty(shape, dtype=np.float32)
-    flat = out.reshape(-1)
-    file.seek(offset)
-    for start in range(0, flat.size, _CHUNK_ELEMENTS):
-        target = flat[start : start + _CHUNK_ELEMENTS]
-        size_bytes = target.size // block_elements * block_bytes
-        # Read and not mapped: a file that is cut while it is read is then an error, not a SIGBUS.
-        raw = file.read(size_bytes)
-        if len(raw) != size_bytes:
-            raise WeightsError(
-                "GGUF file is cut off",
-                on=f"{info.name} ({kind})",
-                found=f"{len(raw)} bytes",
-                expected=f"{size_bytes} bytes at offset {file.tell() - len(raw)}",
-                fix="download the file again",
-            )
-        blocks = np.frombuffer(raw, dtype=np.uint8)[None]
-        target[:] = dequantize(blocks, GGMLQuantizationType(info.ggml_type))[0]
-    return out
+    raw = read_bytes(file, info, rows)
+    shape = info.shape if rows is None else (rows.stop - rows.start, *info.shape[1:])
+    values = dequantize(raw, GGMLQuantizationType(info.ggml_type)).reshape(shape)
+    return np.ascontiguousarray(values, dtype=np.float32)
 
 
-def _undo(architecture: str, info: TensorInfo, values: Values, config: Mapping[str, Any]) -> Values:
+def _undo(architecture: str, info: TensorInfo, config: Mapping[str, Any], values: NDArray[Any]) -> NDArray[Any]:
+    """Values or packed rows of a tensor as its checkpoint had them."""
     if architecture == "gemma3" and info.name.endswith("norm.weight"):
         values -= 1
         return values
@@ -142,7 +168,7 @@ def _undo(architecture: str, info: TensorInfo, values: Values, config: Mapping[s
     return values
 
 
-def _unpair(values: Values, rows: int, num_heads: int, name: str) -> Values:
+def _unpair(values: NDArray[Any], rows: int, num_heads: int, name: str) -> NDArray[Any]:
     """Rows of each head from rotary pairs (x0, y0, x1, y1, ...) to halves (x0, x1, ..., y0, y1, ...).
 
     ``values`` are some heads of a tensor that has ``rows`` rows and ``num_heads`` heads in all.
@@ -156,5 +182,5 @@ def _unpair(values: Values, rows: int, num_heads: int, name: str) -> Values:
             fix="check that the file's metadata belongs to its tensors",
         )
     paired = values.reshape(len(values) * num_heads // rows, rows // num_heads // 2, 2, *values.shape[1:])
-    halves: Values = paired.swapaxes(1, 2).reshape(values.shape)
+    halves: NDArray[Any] = paired.swapaxes(1, 2).reshape(values.shape)
     return halves

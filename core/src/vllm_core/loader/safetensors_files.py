@@ -52,13 +52,34 @@ def iterate(folder: Path, wanted: Wanted | None = None) -> Iterator[tuple[str, t
                 for key in _present(path, file.offset_keys(), chosen):
                     yield key, file.get_tensor(key) if wanted is None else _read(file, key, wanted)
         except SafetensorError as cause:
-            raise WeightsError(
-                "Weights cannot be read",
-                on=str(path),
-                found=f"{path.stat().st_size} bytes: {cause}",
-                expected="a whole safetensors file",
-                fix="fetch the file again",
-            ) from cause
+            raise _unreadable(path, cause) from cause
+
+
+def names(folder: Path) -> list[str]:
+    """Names of all tensors that `iterate` yields. Raises WeightsError as it does."""
+    from safetensors import SafetensorError, safe_open
+
+    found: list[str] = []
+    for name, chosen in find(folder).items():
+        if chosen is not None:
+            found += chosen
+            continue
+        try:
+            with safe_open(folder / name, framework="pt") as file:
+                found += file.keys()
+        except SafetensorError as cause:
+            raise _unreadable(folder / name, cause) from cause
+    return found
+
+
+def _unreadable(path: Path, cause: Exception) -> WeightsError:
+    return WeightsError(
+        "Weights cannot be read",
+        on=str(path),
+        found=f"{path.stat().st_size} bytes: {cause}",
+        expected="a whole safetensors file",
+        fix="fetch the file again",
+    )
 
 
 def _read(file: Any, key: str, wanted: Wanted) -> torch.Tensor:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vllm_core.config import ModelConfig
 from vllm_core.errors import ConfigError, ModelConfigError, ModelNotFoundError
-from vllm_core.loader import gguf_config, hub, locate
+from vllm_core.loader import gguf_config, gguf_header, hub, locate, quant_config
 from vllm_core.loader.gguf_header import GGUFHeader, read_header
 from vllm_core.loader.json_files import read_object, read_optional
 
 if TYPE_CHECKING:
     import torch
 
+    from vllm_core.api import QuantTensor
     from vllm_core.layers.shard import Wanted
     from vllm_core.loader.tokenizer import Tokenizer
 
@@ -44,19 +45,38 @@ class ModelSource:
     _tokenizer_path: Path | None = None
     _chat_template: str | None = field(default=None, repr=False)
 
+    def weight_formats(self) -> Mapping[str, int]:
+        """Quantised formats of the checkpoint's weights, with the number of weights in each. Reads no weights."""
+        if self._header is not None:
+            return gguf_header.formats_of(self._header)
+        return quant_config.sizes(self.config)
+
     def weights(self, wanted: Wanted | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors under their Hugging Face names, one at a time, in file order; of each what is ``wanted``.
 
-        Only that is read, where it lies together in the file. Safetensors keep their dtype; GGUF gives float32. Raises
-        WeightsError.
+        Only that is read, where it lies together in the file. Safetensors keep their dtype; what is quantised is decoded to
+        float32. Raises WeightsError.
         """
+        from vllm_core.ops.quant import decoded
+
+        return decoded(self.packed_weights(wanted))
+
+    def packed_weights(self, wanted: Wanted | None = None) -> Iterator[tuple[str, torch.Tensor | QuantTensor]]:
+        """As `weights`, but what is quantised in the checkpoint stays as it is. Raises WeightsError."""
         if self._header is not None:
             from vllm_core.loader import gguf_weights
 
             return gguf_weights.iterate(self._header, self.config, wanted)
         from vllm_core.loader import safetensors_files
 
-        return safetensors_files.iterate(self.path if self._repository is None else self._repository.weights(), wanted)
+        scheme = quant_config.read(self.config)
+        folder = self.path if self._repository is None else self._repository.weights()
+        if scheme is None:
+            return safetensors_files.iterate(folder, wanted)
+        from vllm_core.loader import quant_weights
+
+        # Parts of a weight are cut when it is whole.
+        return quant_weights.assemble(safetensors_files.iterate(folder), scheme, safetensors_files.names(folder))
 
     @property
     def has_tokenizer(self) -> bool:

@@ -90,6 +90,15 @@ class Tokenizer:
         before = self._anchor
         return self.decode([*before, token], False)[len(self.decode(before, False)) :]
 
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to a text: nothing for a special token, which no text shows, or one that does not exist."""
+        if self._byte_level:
+            return self._token_bytes[True][token]
+        text = None if token in self._special_ids else self._backend.id_to_token(token)
+        if text is None:
+            return b""
+        return bytes([int(text[3:5], 16)]) if self._is_byte(token) else text.replace("\u2581", " ").encode()
+
     def stream(self, skip_special_tokens: bool = True) -> TokenStream:
         """A decoder for the tokens of one sequence as they come."""
         if self._byte_level:

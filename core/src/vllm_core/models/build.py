@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from vllm_core.api import Device, StepInputs
+from vllm_core.api import Device, QuantTensor, StepInputs
 from vllm_core.layers.decoder import Decoder
 from vllm_core.layers.encoder import Encoder
 from vllm_core.layers.linear import BoundOps
@@ -22,7 +22,7 @@ class Model(Protocol):
     def wanted(self, name: str, shape: tuple[int, ...]) -> Cut | None:
         """What is needed of a checkpoint tensor, asked before it is read; None is all of it. Raises WeightsError."""
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor | QuantTensor]]) -> None:
         """Take the weights: (checkpoint name, host tensor) in any order, whole or as `wanted`, read once.
 
         Raises WeightsError.

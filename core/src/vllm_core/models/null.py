@@ -11,7 +11,7 @@ from vllm_core.models.spec import LayerSpec, ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from vllm_core.api import Device, StepInputs
+    from vllm_core.api import Device, QuantTensor, StepInputs
 
 ARCHITECTURES = ("NullForCausalLM",)
 
@@ -50,7 +50,7 @@ class NullModel:
     def wanted(self, name: str, shape: tuple[int, ...]) -> None:
         """Nothing is read, so nothing is cut."""
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor | QuantTensor]]) -> None:
         """There are no weights: whatever the checkpoint holds is not read."""
 
     def load_dummy(self, seed: int, bound: float | None = None) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from vllm_core.api import CallSite, KVGroupSpec
-from vllm_core.api.ops import family_of
+from vllm_core.api.ops import INT8_ACTIVATION, OPS, family_of
 from vllm_core.errors import ConfigError
 
 Pooling: TypeAlias = Literal["mean", "cls", "last"]
@@ -44,6 +44,7 @@ class ModelSpec:
     normed before it is added (Gemma). `post_norm`: norms follow the residual add (BERT).
     `extended_position` is how far dynamic NTK scaling reaches beyond `max_position`, in tokens. A user has to ask for
     more than `max_position`, because one rotary table serves all sequences: a longer context changes short ones too.
+    `quantization` rounds weights while they are loaded, `activation_int8` the inputs of products with packed weights.
     `workers` is by how many devices each layer is shared: heads and inner sizes are then those of one worker.
     """
 
@@ -81,6 +82,8 @@ class ModelSpec:
     weight_prefix: str = "model."
     extended_position: int | None = None
     workers: int = 1
+    quantization: Literal["int8", "int4"] | None = None
+    activation_int8: bool = False
 
     def shard(self, workers: int) -> ModelSpec:
         """What one of ``workers`` computes: its query heads, the KV heads that they read, its part of the MLP.
@@ -148,7 +151,11 @@ class ModelSpec:
     def call_sites(self, kv_dtype: str, tokens_per_block: int | None = None) -> tuple[CallSite, ...]:
         """Every place that calls an op, by role; layers with equal needs share one."""
         plain = [*self._plain_sites(), *self._shared_sites()]
-        sites = [CallSite(op=op, role=role, dtype=self.dtype) for op, role in plain]
+        rounded = frozenset({INT8_ACTIVATION}) if self.activation_int8 else frozenset[str]()
+        sites = [
+            CallSite(op=op, role=role, dtype=self.dtype, features=rounded if OPS[op].family == "linear" else frozenset())
+            for op, role in plain
+        ]
         interleaved = any(layer.rope is not None and layer.rope.interleaved for layer in self.layers)
         rope = frozenset({"interleaved"}) if interleaved else frozenset[str]()
         if any(layer.rope is not None for layer in self.layers):
@@ -188,6 +195,8 @@ class ModelSpec:
         sites.append(("add", "residual"))
         if self.is_fused_around_linear:
             sites += [(op, "linear") for op in ("linear_add", "rms_norm_linear", "rms_norm_gated_linear")]
+        elif self.kind == "decoder" and self.gated:
+            sites.append(("gated_linear", "linear"))
         sites.append(("gated_activation", "mlp") if self.gated else ("activation", "mlp"))
         if self.kind == "encoder":
             sites.append(("encoder_attention", "attention"))

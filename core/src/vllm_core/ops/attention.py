@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_core.ops.dtypes import TORCH_DTYPES
+from vllm_core.ops.dtypes import KV_CODES, TORCH_DTYPES
 from vllm_core.ops.norm import rms_norm
 from vllm_core.ops.rope import rotary_embedding
 from vllm_core.ops.rows import row_of_tokens
@@ -24,31 +24,66 @@ _TILE_ELEMENTS = 1 << 22
 class KV:
     """The reference's view of one layer's blocks, laid out as `vllm_core.ops.layouts` says.
 
-    blocks [num_blocks, 2, tokens_per_block, Hk, D]: keys at 0, values at 1. rows is the same memory as
-    [num_blocks * 2 * tokens_per_block, Hk, D].
+    blocks [num_blocks, 2 * tokens_per_block, Hk, D]: keys, then values. `narrow` is the dtype of the numbers in them, uint8
+    of which are bytes of fp8. scales float32 [num_blocks, 2 * tokens_per_block, Hk] of int8, else None.
     """
 
     blocks: Tensor
-    rows: Tensor
+    narrow: torch.dtype
+    scales: Tensor | None
     tokens_per_block: int
 
-    def key_rows(self, slots: Tensor) -> Tensor:
-        """Rows of the keys of ``block * tokens_per_block + offset``; values lie tokens_per_block further."""
-        return slots + slots.div(self.tokens_per_block, rounding_mode="floor") * self.tokens_per_block
+    def put(self, block: Tensor, place: Tensor, heads: Tensor) -> None:
+        """Store heads [N, Hk, D] at places of blocks, int64 [N]; values start at place tokens_per_block."""
+        codes, scales = self.encode(heads)
+        self.blocks[block, place] = codes
+        if self.scales is not None and scales is not None:
+            self.scales[block, place] = scales
+
+    def get(self, block: Tensor, place: Tensor) -> Tensor:
+        """Heads [..., Hk, D] at places of blocks; float32 where they are stored as codes."""
+        scales = None if self.scales is None else self.scales[block, place]
+        return self.decode(self.blocks[block, place], scales)
+
+    def encode(self, heads: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Heads [..., D] as they are stored, and their scales [...]."""
+        if self.narrow is torch.int8:
+            largest = heads.float().abs().amax(-1)
+            scales = torch.where(largest > 0, largest / 127, 1.0)
+            return (heads.float() / scales.unsqueeze(-1)).round_().to(torch.int8), scales
+        if self.blocks.dtype is torch.uint8:
+            limit = torch.finfo(self.narrow).max
+            return heads.float().clamp(-limit, limit).to(self.narrow).view(torch.uint8), None
+        return heads.to(self.narrow), None
+
+    def decode(self, codes: Tensor, scales: Tensor | None) -> Tensor:
+        """The inverse of `encode`."""
+        if scales is not None:
+            return codes.float() * scales.unsqueeze(-1)
+        return codes.view(self.narrow).float() if codes.dtype is torch.uint8 else codes
 
 
 def kv_bind(memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, tokens_per_block: int) -> KV:
     """View uint8 [num_blocks, block_bytes]."""
-    shape = (memory.shape[0], 2, tokens_per_block, num_kv_heads, head_size)
-    blocks = memory.view(TORCH_DTYPES[dtype]).view(shape)
-    return KV(blocks, blocks.view(-1, num_kv_heads, head_size), tokens_per_block)
+    places = 2 * tokens_per_block
+    if dtype in TORCH_DTYPES:
+        blocks = memory.view(TORCH_DTYPES[dtype]).view(len(memory), places, num_kv_heads, head_size)
+        return KV(blocks, blocks.dtype, None, tokens_per_block)
+    narrow = KV_CODES[dtype]
+    size = places * num_kv_heads * head_size
+    codes = memory[:, :size].view(len(memory), places, num_kv_heads, head_size)
+    if narrow is not torch.int8:
+        return KV(codes, narrow, None, tokens_per_block)
+    scales = memory[:, size:].view(torch.float32).view(len(memory), places, num_kv_heads)
+    return KV(codes.view(torch.int8), narrow, scales, tokens_per_block)
 
 
 def kv_write(kv: KV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
     """Store each token's key and value; several tokens on the null block overwrite each other."""
-    rows = kv.key_rows(slot_mapping)
-    kv.rows[rows] = k.to(kv.rows.dtype)
-    kv.rows[rows + kv.tokens_per_block] = v.to(kv.rows.dtype)
+    block = slot_mapping.div(kv.tokens_per_block, rounding_mode="floor")
+    place = slot_mapping - block * kv.tokens_per_block
+    kv.put(block, place, k)
+    kv.put(block, place + kv.tokens_per_block, v)
 
 
 def paged_attention(
@@ -75,15 +110,16 @@ def paged_attention(
     first = (position - (span - 1)).clamp_(min=0)
     offsets = torch.arange(span, device=q.device)
     last_column = block_table.shape[1] - 1
-    tile = max(1, _TILE_ELEMENTS // (span * kv.rows[0].numel()))
+    tile = max(1, _TILE_ELEMENTS // (span * kv.blocks[0, 0].numel()))
     for begin in range(0, num_tokens, tile):
         part = slice(begin, begin + tile)
         keys_at = first[part, None] + offsets
         visible = keys_at <= position[part, None]
         column = keys_at.div(kv.tokens_per_block, rounding_mode="floor").clamp_(max=last_column)
         block = block_table[token_row[part, None], column].long()
-        rows = kv.key_rows(block * kv.tokens_per_block + keys_at % kv.tokens_per_block)
-        out[part] = _attend(q[part], kv.rows[rows], kv.rows[rows + kv.tokens_per_block], visible, scale, soft_cap)
+        place = keys_at % kv.tokens_per_block
+        keys, values = kv.get(block, place), kv.get(block, place + kv.tokens_per_block)
+        out[part] = _attend(q[part], keys, values, visible, scale, soft_cap)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float, soft_cap: float) -> Tensor:
@@ -102,16 +138,22 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: flo
 def kv_copy(kv: KV, source: Tensor, target: Tensor) -> None:
     """Copy whole blocks."""
     kv.blocks[target] = kv.blocks[source]
+    if kv.scales is not None:
+        kv.scales[target] = kv.scales[source]
 
 
 def kv_export(out: Tensor, kv: KV, blocks: Tensor) -> None:
     """Write float32 [N,2,tokens_per_block,Hk,D]."""
-    out.copy_(kv.blocks[blocks])
+    scales = None if kv.scales is None else kv.scales[blocks]
+    out.copy_(kv.decode(kv.blocks[blocks], scales).view(out.shape))
 
 
 def kv_import(kv: KV, blocks: Tensor, target: Tensor) -> None:
     """The inverse of `kv_export`."""
-    kv.blocks[target] = blocks.to(kv.blocks.dtype)
+    codes, scales = kv.encode(blocks.flatten(1, 2))
+    kv.blocks[target] = codes
+    if kv.scales is not None and scales is not None:
+        kv.scales[target] = scales
 
 
 def qk_norm_rope_kv_write(

@@ -5,17 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
-def embedding(out: Tensor, ids: Tensor, weight: Tensor, scale: float) -> None:
-    """``out[T,H] = weight[ids] * scale``."""
-    torch.mul(weight.index_select(0, ids), scale, out=out)
+from vllm_core.api.quant import Weight
+from vllm_core.ops import quant
 
 
-def embedding_shard(out: Tensor, ids: Tensor, weight: Tensor, first: int, scale: float) -> None:
+def embedding(out: Tensor, ids: Tensor, weight: Weight, scale: float) -> None:
+    """``out[T,H] = weight[ids] * scale``; quantised rows are decoded first."""
+    torch.mul(quant.select_rows(weight, ids), scale, out=out)
+
+
+def embedding_shard(out: Tensor, ids: Tensor, weight: Weight, first: int, scale: float) -> None:
     """``out[T,H] = weight[ids - first] * scale``, 0 where another worker holds the row."""
     local = ids - first
-    here = (local >= 0) & (local < len(weight))
-    rows = weight.index_select(0, local.where(here, 0)) * scale
+    here = (local >= 0) & (local < weight.shape[0])
+    rows = quant.select_rows(weight, local.where(here, 0)) * scale
     out.copy_(rows.masked_fill_(~here[:, None], 0))
 
 

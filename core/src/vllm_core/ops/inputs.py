@@ -177,6 +177,12 @@ def rms_norm_linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     return out, _like(x), x, norm, 1e-6, weight
 
 
+def gated_linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """The first half of a gated MLP whose input is normed already."""
+    out, wide, _, x, _, _, weight, kind = rms_norm_gated_linear(dtype, seed, shape_class)
+    return out, wide, x, weight, kind
+
+
 def rms_norm_gated_linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """The first half of a gated MLP; the seed turns the activation."""
     shape, g = shape_of(shape_class), _generator(seed)
@@ -328,7 +334,7 @@ SHAPE_CLASSES: dict[str, tuple[str, ...]] = {
     for name in (
         *("embedding", "gather_rows", "add", "rms_norm", "add_rms_norm", "layer_norm", "rotary_embedding"),
         *("gated_activation", "activation", "linear_pack", "linear", "kv_bind", "kv_write", "paged_attention", "kv_copy"),
-        *("linear_add", "rms_norm_linear", "rms_norm_gated_linear"),
+        *("linear_add", "rms_norm_linear", "gated_linear", "rms_norm_gated_linear"),
         *("kv_export", "kv_import", "qk_norm_rope_kv_write", "encoder_attention", "pool", "batch_update", "build_step"),
         *("advance", "logit_adjust", "grammar_mask", "sample", "log_probabilities", "all_reduce", "all_gather"),
         *("reduce_scatter", "all_reduce_add_rms_norm", "embedding_shard", "soft_cap"),

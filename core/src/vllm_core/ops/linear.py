@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vllm_core.api.quant import Weight
+from vllm_core.ops import quant
 from vllm_core.ops.activation import gated_activation
 from vllm_core.ops.norm import rms_norm
 
@@ -26,9 +28,10 @@ class Packed:
         return self.weight.shape[0]
 
 
-def linear_pack(weight: Tensor, bias: Tensor | None, readers: Sequence[str]) -> Packed:
-    """Keep the tensors."""
-    return Packed(weight, bias, tuple(readers))
+def linear_pack(weight: Weight, bias: Tensor | None, readers: Sequence[str]) -> Packed:
+    """Keep the tensors; a quantised weight is decoded to float32."""
+    plain = weight if isinstance(weight, Tensor) else quant.decode(weight, torch.float32)
+    return Packed(plain, bias, tuple(readers))
 
 
 def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
@@ -48,6 +51,12 @@ def rms_norm_linear(out: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: f
     """``out = linear(rms_norm(x))``: the decomposition."""
     rms_norm(normed, x, norm, eps)
     linear(out, normed, weight)
+
+
+def gated_linear(out: Tensor, wide: Tensor, x: Tensor, weight: Packed, kind: str) -> None:
+    """``out = gated_activation(linear(x), kind)``: the decomposition."""
+    linear(wide, x, weight)
+    gated_activation(out, wide, kind)
 
 
 def rms_norm_gated_linear(

@@ -22,6 +22,7 @@ from vllm_core.registry.vet import probe_all, vet
 PLATFORM_VARIABLE = "VLLM_PLATFORM"
 REFERENCE_PRIORITY = -1000
 _FLOATS = frozenset({"float32", "bfloat16", "float16"})
+_KV_CODES = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "int8"})
 
 
 @dataclass(slots=True)
@@ -244,7 +245,7 @@ def reference_offers() -> tuple[Offer, ...]:
             ops={name: OPS[name].reference for name in names},
             kind="reference",
             dtypes=_FLOATS,
-            kv_dtypes=_FLOATS,
+            kv_dtypes=_FLOATS | _KV_CODES,
             features=frozenset(feature for name in names for feature in OPS[name].features),
             priority=REFERENCE_PRIORITY,
             op_versions={name: OPS[name].version for name in names},

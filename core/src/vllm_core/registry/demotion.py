@@ -42,7 +42,7 @@ def demote(plan: Plan, op: str, role: str, cause: str) -> Plan:
 
 def _next(binding: Binding) -> Binding:
     (provider, entry, kind), *rest = binding.fallbacks
-    return replace(binding, provider=provider, entry=entry, kind=kind, fallbacks=tuple(rest))
+    return replace(binding, provider=provider, entry=entry, kind=kind, fallbacks=tuple(rest), formats=())
 
 
 def _relayout(group: KVGroupPlan, provider: str) -> KVGroupPlan:

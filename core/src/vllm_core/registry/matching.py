@@ -101,6 +101,7 @@ def _match(needs: Needs, candidate: Candidate) -> Match | Mismatch:
         parts = [site for group in kv.groups for site in group.choice.parts()]
         plain += [choose(unit, candidate, needs) for unit in units_of(parts)]
     unserved = [reason for choice in plain for reason in choice.why_unserved()]
+    unserved += _cannot_round(needs, plain)
     if unserved or isinstance(kv, Unserved):
         lacking = (*unserved, *(kv.reasons if isinstance(kv, Unserved) else ()))
         if isinstance(brought, Brought):
@@ -114,7 +115,12 @@ def _match(needs: Needs, candidate: Candidate) -> Match | Mismatch:
         bindings=tuple(binding for choice in every for binding in bindings_of(choice, needs)),
         kv_groups=tuple(group.plan(needs) for group in kv.groups),
         graphs=needs.graphs is not False and _claims_graphs(candidate),
-        reasons=(*kv.reasons, ("graphs", _graph_reason(needs, candidate)), *map(_provider_reason, every)),
+        reasons=(
+            *kv.reasons,
+            ("graphs", _graph_reason(needs, candidate)),
+            *_weight_reason(needs, every),
+            *map(_provider_reason, every),
+        ),
         rejected=(
             *(one for choice in every for one in choice.rejected),
             *(() if isinstance(brought, Brought) else brought.reasons),
@@ -212,6 +218,33 @@ def _graph_reason(needs: Needs, candidate: Candidate) -> str:
     if needs.graphs is not None:
         return "as the user asked"
     return f"the platform's claim: {describe(claim(candidate.manifest, 'graphs'))}"
+
+
+def _cannot_round(needs: Needs, choices: Sequence[Choice]) -> list[str]:
+    """Why weights cannot be rounded while loading, where the user asks for it."""
+    linear = next((one.best for one in choices if one.unit.family == "linear" and one.accepted), None)
+    if not needs.rounded_formats or linear is None or linear.formats & set(needs.rounded_formats):
+        return []
+    read = ", ".join(sorted(linear.formats))
+    return [f"--quantization: wanted one of {', '.join(needs.rounded_formats)}, {linear.provider} reads {read}"]
+
+
+def _weight_reason(needs: Needs, choices: Sequence[Choice]) -> list[tuple[str, str]]:
+    """Which quantised weights stay packed, and what it costs that others are decoded."""
+    linear = next((one.best for one in choices if one.unit.family == "linear" and one.accepted), None)
+    if linear is not None and needs.rounded_formats:
+        to = next((name for name in needs.rounded_formats if name in linear.formats), "none")
+        return [("weights", f"rounded to {to} while loading, as the user asked")]
+    if not needs.weight_formats or linear is None:
+        return []
+    item = 4 if needs.dtype == "float32" else 2
+    kept = [name for name in needs.weight_formats if name in linear.formats]
+    decoded = {name: count * item >> 20 for name, count in needs.weight_formats.items() if name not in linear.formats}
+    lines = [f"{', '.join(kept)} stay packed"] if kept else []
+    lines += [
+        f"{name} decoded to {needs.dtype}, {size} MiB: {linear.provider} does not read it" for name, size in decoded.items()
+    ]
+    return [("weights", "; ".join(lines))]
 
 
 def _provider_reason(choice: Choice) -> tuple[str, str]:

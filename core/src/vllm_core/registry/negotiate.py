@@ -59,7 +59,7 @@ def negotiate(needs: Needs, candidate: Candidate) -> Negotiated | Unserved:
     served = {size: groups for size, groups in tried.items() if all(group.choice.accepted for group in groups)}
     if not served:
         return Unserved(_explain(tried))
-    size = min(served, key=lambda one: ([rank(group.choice.best)[:2] for group in served[one]], sizes.index(one)))
+    size = min(served, key=lambda one: ([rank(group.choice.best)[:3] for group in served[one]], sizes.index(one)))
     why = "as the user asked" if needs.block_size is not None else f"the best providers serve it; served: {_names(served)}"
     return Negotiated(served[size], (("block_size", f"{size}: {why}"),))
 

@@ -35,7 +35,9 @@ class Needs:
     """What the model and the user ask for. Options left at None are the planner's to choose.
 
     `platform` may name several, in the user's order: ``"a,b"``. `alternatives` are the same needs at other dtypes, in order,
-    for platforms that lack this one; empty where the user named the dtype.
+    for platforms that lack this one; empty where the user named the dtype. `weight_formats` are the quantised formats in the
+    checkpoint, with the number of weights in each; `rounded_formats` those that the user has weights rounded
+    to, of which the provider of linear must read one.
     """
 
     model: str
@@ -57,6 +59,8 @@ class Needs:
     allow_host_ops: bool = False
     workers: int = 1
     alternatives: tuple[Needs, ...] = ()
+    weight_formats: Mapping[str, int] = field(default_factory=dict)
+    rounded_formats: tuple[str, ...] = ()
     program: str | None = None
 
 
@@ -117,7 +121,10 @@ class RejectedCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """Provider of one call site. `fallbacks` are the next accepted ones, best first, as (provider, entry, kind)."""
+    """Provider of one call site. `fallbacks` are the next accepted ones, best first, as (provider, entry, kind).
+
+    `formats` are the quantised ones that it reads weights in; what a fallback reads is decoded.
+    """
 
     op: str
     role: str
@@ -125,6 +132,7 @@ class Binding:
     entry: str
     kind: ProviderKind
     fallbacks: tuple[tuple[str, str, ProviderKind], ...] = ()
+    formats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

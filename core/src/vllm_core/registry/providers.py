@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vllm_core.api import CallSite, Offer, ProviderKind, Rejected
+from vllm_core.api import PLAIN, CallSite, Offer, ProviderKind, Rejected
 from vllm_core.api.ops import OPS, get
 from vllm_core.registry.load import attempt, describe_error
 from vllm_core.registry.plan import Binding, Candidate, Needs, RejectedCandidate
@@ -86,7 +86,7 @@ def choose(unit: Unit, candidate: Candidate, needs: Needs) -> Choice:
     """Judge every offer of the candidate for the unit. `accepted` is empty if nobody serves it."""
     forced = forced_provider(unit, needs)
     accepted, rejected = [], []
-    for offer in sorted(candidate.offers, key=rank):
+    for offer in sorted(candidate.offers, key=lambda one: rank(one, needs)):
         ops = {site.op for site in unit.sites} & set(offer.ops)
         if not ops:
             continue
@@ -132,14 +132,19 @@ def bindings_of(choice: Choice, needs: Needs) -> tuple[Binding, ...]:
             entry=offer.ops[op],
             kind=offer.kind,
             fallbacks=tuple((other.provider, other.ops[op], other.kind) for other in others),
+            formats=tuple(sorted(offer.formats - {PLAIN})),
         )
         for op in ops
     )
 
 
-def rank(offer: Offer) -> tuple[int, int, str]:
-    """Order of offers, best first: kernels, references, host; then priority; then name."""
-    return _ORDER[offer.kind], -offer.priority, offer.provider
+def rank(offer: Offer, needs: Needs | None = None) -> tuple[int, int, int, str]:
+    """Order of offers, best first: kernels, references, host; who reads more of the checkpoint's weights as they are; then
+    priority; then name.
+    """
+    present = {} if needs is None else needs.weight_formats or dict.fromkeys(needs.rounded_formats, 1)
+    read = sum(count for name, count in present.items() if name in offer.formats)
+    return _ORDER[offer.kind], -read, -offer.priority, offer.provider
 
 
 def _as_run(offer: Offer, candidate: Candidate) -> Offer:

@@ -119,6 +119,11 @@ def encode(snapshot: Snapshot, *, redact: bool = False) -> bytes:
     return (re.sub(rf"\b{re.escape(host)}\b", "<host>", text) if host else text).encode("utf-8")
 
 
+def redacted(snapshot: Snapshot) -> Snapshot:
+    """The same without the host's name, the home folder and UUIDs."""
+    return msgspec.json.decode(encode(snapshot, redact=True), type=Snapshot)
+
+
 def read(path: Path) -> Snapshot:
     """Read a saved snapshot. Raises ConfigError."""
     try:

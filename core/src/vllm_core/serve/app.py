@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from msgspec import UNSET, Struct, UnsetType
+from fastapi.middleware.cors import CORSMiddleware
+from msgspec import Struct
 from starlette.exceptions import HTTPException
 
-from vllm_core.errors import EngineError, VLLMCoreError
-from vllm_core.serve import chat, completions, embeddings
+from vllm_core.errors import ConfigError, VLLMCoreError
+from vllm_core.serve import anthropic_api, chat, completions, embeddings, operations, responses_api, tokens, web
+from vllm_core.serve.admission import Admission
 from vllm_core.serve.context import Context, Engine
 from vllm_core.serve.errors import ClientGoneError, ErrorAnswer, ErrorBody, error_response, json_response
 from vllm_core.serve.gate import Gate
 from vllm_core.serve.metrics import Metrics
+from vllm_core.serve.settings import AppOptions
+from vllm_core.serve.tracing import Tracing, make_tracing
 from vllm_core.version import __version__
-
-MAX_BODY_BYTES = 32 * 2**20
 
 
 class Model(Struct, frozen=True):
@@ -38,24 +41,60 @@ class Models(Struct, frozen=True):
     object: str = "list"
 
 
-class Status(Struct, frozen=True):
-    """Whether requests are served now."""
+def create_app(engine: Engine, options: AppOptions | None = None, *, tracing: Tracing | None = None, **changes: Any) -> FastAPI:
+    """The application for an engine that has started. It neither starts nor stops the engine.
 
-    status: str
-    cause: str | UnsetType = UNSET
-
-
-def create_app(engine: Engine, *, api_keys: Sequence[str] = (), max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
-    """The application for an engine that has started. It neither starts nor stops the engine."""
-    context = Context(engine, Metrics(engine.model_names[0], engine.platform_info), max_body_bytes)
+    ``changes`` are fields of `AppOptions` that replace those of ``options``. Raises ConfigError for options that contradict
+    each other.
+    """
+    options = replace(options or AppOptions(), **changes)
+    check(options)
+    tracing = tracing or make_tracing(options.otlp_traces_endpoint)
+    admission = Admission(engine.config.scheduler.max_num_seqs, options.max_queued_requests, fair=options.fair_share)
+    context = Context(engine, Metrics(engine), options, admission, tracing)
     app = FastAPI(title="vllm-core", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Gate, api_keys=api_keys)
-    for module in (completions, chat, embeddings):
+    app.add_middleware(Gate, options=options, tracing=tracing)
+    _add_cors(app, options)
+    for module in (completions, chat, responses_api, anthropic_api, embeddings, tokens, operations):
         app.include_router(module.router(context))
+    if options.web_page:
+        app.include_router(web.router())
     _add_models(app, context)
-    _add_operations(app, context)
     _add_error_handlers(app)
     return app
+
+
+def check(options: AppOptions) -> None:
+    """Raises ConfigError where an option asks for what the others make impossible."""
+    if options.fair_share and len(options.api_keys) < 2:
+        raise ConfigError(
+            "Shares cannot be fair",
+            on="--fair-share",
+            found=f"{len(options.api_keys)} API keys",
+            expected="at least two, between which to share",
+            fix="give --api-key for each user, or leave --fair-share out",
+        )
+    if options.allow_credentials and "*" in options.allowed_origins:
+        raise ConfigError(
+            "Credentials would go to every page",
+            on="--allow-credentials",
+            found='--allowed-origins ["*"]',
+            expected="named origins",
+            fix="name the origins, or leave --allow-credentials out",
+        )
+
+
+def _add_cors(app: FastAPI, options: AppOptions) -> None:
+    """Outside the gate: a browser's preflight has no key, and refusals must be readable too."""
+    if options.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=options.allowed_methods,
+            allow_headers=options.allowed_headers,
+            allow_credentials=options.allow_credentials,
+            expose_headers=("x-request-id", "retry-after"),
+        )
 
 
 def _add_models(app: FastAPI, context: Context) -> None:
@@ -71,29 +110,6 @@ def _add_models(app: FastAPI, context: Context) -> None:
     async def model(name: str) -> Response:
         context.check_model(name)
         return json_response(described(name))
-
-
-def _add_operations(app: FastAPI, context: Context) -> None:
-    @app.get("/ping")
-    @app.get("/health")
-    async def health() -> Response:
-        if context.engine.is_alive:
-            return json_response(Status("ok"))
-        error = context.engine.error
-        return json_response(Status("unavailable", UNSET if error is None else str(error)), 503)
-
-    @app.get("/version")
-    async def version() -> Response:
-        return json_response({"version": __version__})
-
-    @app.get("/metrics")
-    async def metrics(request: Request) -> Response:
-        try:
-            stats = await context.engine.stats()
-        except EngineError:  # what the server itself has seen is shown all the same; /health has the cause
-            stats = None
-        page, content_type = context.metrics.render(stats, request.headers.get("accept", ""))
-        return Response(page, headers={"content-type": content_type})
 
 
 def _add_error_handlers(app: FastAPI) -> None:

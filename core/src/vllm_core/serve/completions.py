@@ -14,6 +14,7 @@ from vllm_core.serve import responses, schema
 from vllm_core.serve.context import Context, fail_on_error, new_id
 from vllm_core.serve.errors import json_response
 from vllm_core.serve.stream import Cursor, Delta, EventStream, Outputs, collect, event, opened, until_gone
+from vllm_core.serve.structure import read_structure
 
 
 def router(context: Context) -> APIRouter:
@@ -38,10 +39,13 @@ class _Answer:
     """One request's answer, whole or in pieces."""
 
     def __init__(self, context: Context, body: schema.CompletionRequest) -> None:
-        if body.echo and body.logprobs is not None:
-            raise schema.refused("echo", "echo with logprobs", "one of them", "leave echo or logprobs out")
         self.prompts = schema.prompts(body.prompt, "prompt")
-        self.params = body.sampling(context.defaults(), logprobs=body.logprobs)
+        echoed = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
+        structure = read_structure(body.response_format, body.structured_outputs)
+        self.params = body.sampling(
+            context.defaults(), logprobs=body.logprobs, prompt_logprobs=echoed, structured_outputs=structure
+        )
+        self._shows_prompt_logprobs = body.prompt_logprobs is not None
         self.id = new_id("cmpl")
         self._created = int(time.time())
         self._model = context.model_name(body)
@@ -75,25 +79,35 @@ class _Answer:
         fail_on_error(output)
         choices = []
         for out, cursor in zip(output.outputs, cursors, strict=True):
-            prefix = self._prompt_text(output) if self._echo and cursor.tokens == 0 else ""
+            begins = self._echo and cursor.tokens == 0
+            prefix = self._prompt_text(output) if begins else ""
             delta = cursor.advance(out, every_token=self._with_ids)
             if delta is not None:
                 choices.append(
                     responses.Choice(
                         index=index * self.params.n + out.index,
                         text=prefix + delta.text,
-                        logprobs=self._logprobs(delta, cursor),
+                        logprobs=self._logprobs(delta, cursor, output if begins else None),
                         finish_reason=delta.finish_reason,
                         stop_reason=delta.stop_reason,
                         token_ids=delta.token_ids if self._with_ids else UNSET,
+                        prompt_logprobs=responses.prompt_logprobs(output) if self._shows_prompt_logprobs else UNSET,
                     )
                 )
         return choices
 
-    def _logprobs(self, delta: Delta, cursor: Cursor) -> responses.CompletionLogprobs | None:
+    def _logprobs(self, delta: Delta, cursor: Cursor, echoed: RequestOutput | None) -> responses.CompletionLogprobs | None:
+        """Of the delta's tokens, behind those of the prompt where that is ``echoed`` too."""
         if delta.logprobs is None:
             return None
-        return responses.completion_logprobs(delta, cursor, self.params.logprobs or 0)
+        top = self.params.logprobs or 0
+        before = None
+        if echoed is not None and echoed.prompt_logprobs is not None:
+            ids = echoed.prompt_token_ids
+            first = "" if self._tokenizer is None else self._tokenizer.token_text(ids[0])
+            before = responses.completion_logprobs(ids, echoed.prompt_logprobs, cursor, top, first)
+        own = responses.completion_logprobs(delta.token_ids, delta.logprobs, cursor, top)
+        return own if before is None else responses.joined(before, own)
 
     def _prompt_text(self, output: RequestOutput) -> str:
         if output.prompt is not None:

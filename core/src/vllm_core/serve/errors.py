@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from starlette.responses import Response
 
-from vllm_core.errors import EngineDeadError, ModelError, RequestError, UnsupportedError, VLLMCoreError
+from vllm_core.errors import DeadlineError, EngineDeadError, ModelError, RequestError, UnsupportedError, VLLMCoreError
 
 
 class HTTPRequestError(RequestError):
-    """A request that HTTP has its own status for. `code` is OpenAI's, where clients look at it."""
+    """A request that HTTP has its own status for. `code` is OpenAI's, where clients look at it; `headers` go with it."""
 
     def __init__(
-        self, what: str, *, on: str, found: str, expected: str, fix: str, status: int = 400, code: str | None = None
+        self,
+        what: str,
+        *,
+        on: str,
+        found: str,
+        expected: str,
+        fix: str,
+        status: int = 400,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(what, on=on, found=found, expected=expected, fix=fix)
-        self.status, self.code = status, code
+        self.status, self.code, self.headers = status, code, dict(headers or {})
+
+
+RETRY_AFTER_S = "5"
+"""When to come back while the engine starts again."""
 
 
 class ClientGoneError(Exception):
@@ -41,9 +56,11 @@ INTERNAL = ErrorAnswer(ErrorBody("Internal error; the server's log has it under 
 
 
 def status_of(error: VLLMCoreError) -> int:
-    """400 for what the client can mend, 503 while the engine is away, else 500."""
+    """400 for what the client can mend, 503 while the engine is away, 504 when its time is over, else 500."""
     if isinstance(error, HTTPRequestError):
         return error.status
+    if isinstance(error, DeadlineError):
+        return 504
     if isinstance(error, (RequestError, ModelError, UnsupportedError)):
         return 400
     return 503 if isinstance(error, EngineDeadError) else 500
@@ -54,7 +71,10 @@ def answer_of(error: VLLMCoreError) -> ErrorAnswer:
     status = status_of(error)
     code = error.code if isinstance(error, HTTPRequestError) else None
     if status < 500:
-        return ErrorAnswer(ErrorBody(str(error), "invalid_request_error", error.on, code))
+        kind = "rate_limit_error" if status == 429 else "invalid_request_error"
+        return ErrorAnswer(ErrorBody(str(error), kind, error.on, code))
+    if status == 504:
+        return ErrorAnswer(ErrorBody(str(error), "timeout", None, "deadline_exceeded"))
     return ErrorAnswer(ErrorBody(str(error), "service_unavailable" if status == 503 else "server_error", None, code))
 
 
@@ -65,4 +85,9 @@ def json_response(body: object, status: int = 200) -> Response:
 
 def error_response(error: VLLMCoreError) -> Response:
     """``error`` as an HTTP answer."""
-    return json_response(answer_of(error), status_of(error))
+    answer = json_response(answer_of(error), status_of(error))
+    if isinstance(error, HTTPRequestError):
+        answer.headers.update(error.headers)
+    elif isinstance(error, EngineDeadError):
+        answer.headers["retry-after"] = RETRY_AFTER_S
+    return answer

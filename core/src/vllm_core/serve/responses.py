@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import UNSET, Struct, UnsetType
 
 from vllm_core.outputs import Logprob, RequestOutput
@@ -11,10 +13,28 @@ LOWEST = -9999.0
 """JSON has no infinities: a token that was masked out has this log-probability."""
 
 
+PromptLogprobs = list[dict[int, "PromptLogprob"] | None]
+"""One entry a token of the prompt: the token and the most likely ones by id. The first has none."""
+
+
+class PromptLogprob(Struct, frozen=True):
+    """Of one token at one place of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
 class CachedTokens(Struct, frozen=True):
     """Prompt tokens that the prefix cache held."""
 
     cached_tokens: int
+
+
+class ReasoningTokens(Struct, frozen=True):
+    """Tokens of the output that were reasoning."""
+
+    reasoning_tokens: int
 
 
 class Usage(Struct, frozen=True):
@@ -24,6 +44,7 @@ class Usage(Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
 
 
 class Choice(Struct, frozen=True):
@@ -35,22 +56,41 @@ class Choice(Struct, frozen=True):
     finish_reason: str | None
     stop_reason: int | str | None
     token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct, frozen=True):
     """Parallel lists, one entry a token; `text_offset` counts characters of the token texts."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]] | None
+    top_logprobs: list[dict[str, float] | None] | None
+
+
+class CalledFunction(Struct, frozen=True):
+    """Name and arguments of a call, or the next piece of the arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCall(Struct, frozen=True):
+    """A call of a function; `index` tells the calls of a stream apart."""
+
+    function: CalledFunction
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
 
 
 class Message(Struct, frozen=True):
     """What the assistant said, or the next piece of it."""
 
     role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class TokenLogprob(Struct, frozen=True):
@@ -94,26 +134,59 @@ class Completion(Struct, frozen=True):
     model: str
     choices: list[Choice] | list[ChatChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-def usage_of(outputs: list[RequestOutput]) -> Usage:
-    """Each prompt once, all of its sequences."""
+def usage_of(outputs: list[RequestOutput], reasoning: int | None = None) -> Usage:
+    """Each prompt once, all of its sequences; ``reasoning`` tokens of them, where they are told apart."""
     read = sum(len(output.prompt_token_ids) for output in outputs)
     written = sum(len(sequence.token_ids) for output in outputs for sequence in output.outputs)
-    return Usage(read, written, read + written, CachedTokens(sum(output.num_cached_tokens for output in outputs)))
+    cached = CachedTokens(sum(output.num_cached_tokens for output in outputs))
+    thought = UNSET if reasoning is None else ReasoningTokens(reasoning)
+    return Usage(read, written, read + written, cached, thought)
 
 
-def completion_logprobs(delta: Delta, cursor: Cursor, top: int) -> CompletionLogprobs:
-    """Log-probabilities of the delta's tokens; moves the cursor's offset past them."""
-    offsets, values, tokens, tops = [], [], [], []
-    for token_id, entry in zip(delta.token_ids, delta.logprobs or (), strict=True):
-        text = _text(token_id, entry[token_id])
+def prompt_logprobs(output: RequestOutput) -> PromptLogprobs | UnsetType:
+    """Those of a prompt, where they were asked for."""
+    if output.prompt_logprobs is None:
+        return UNSET
+    return [
+        None
+        if entry is None
+        else {token: PromptLogprob(max(v.logprob, LOWEST), v.rank, v.decoded_token) for token, v in entry.items()}
+        for entry in output.prompt_logprobs
+    ]
+
+
+def completion_logprobs(
+    token_ids: list[int], entries: Sequence[dict[int, Logprob] | None], cursor: Cursor, top: int, first: str = ""
+) -> CompletionLogprobs:
+    """Log-probabilities of tokens; moves the cursor's offset past them. ``first`` is the text of a token without any."""
+    offsets: list[int] = []
+    values: list[float | None] = []
+    tokens: list[str] = []
+    tops: list[dict[str, float] | None] = []
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        text = first if entry is None else _text(token_id, entry[token_id])
         offsets.append(cursor.offset)
-        values.append(max(entry[token_id].logprob, LOWEST))
+        values.append(None if entry is None else max(entry[token_id].logprob, LOWEST))
         tokens.append(text)
-        tops.append({_text(other, value): max(value.logprob, LOWEST) for other, value in entry.items()})
+        tops.append(
+            None if entry is None else {_text(other, value): max(value.logprob, LOWEST) for other, value in entry.items()}
+        )
         cursor.offset += len(text)
     return CompletionLogprobs(offsets, values, tokens, tops if top else None)
+
+
+def joined(one: CompletionLogprobs, other: CompletionLogprobs) -> CompletionLogprobs:
+    """Two runs of tokens as one."""
+    tops = None if one.top_logprobs is None else one.top_logprobs + (other.top_logprobs or [])
+    return CompletionLogprobs(
+        one.text_offset + other.text_offset,
+        one.token_logprobs + other.token_logprobs,
+        one.tokens + other.tokens,
+        tops,
+    )
 
 
 def chat_logprobs(delta: Delta, top: int) -> ChatLogprobs:

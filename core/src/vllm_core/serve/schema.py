@@ -22,14 +22,7 @@ MAX_SEQUENCES = 2048
 NOTHING: tuple[Any, ...] = (None,)
 """The values of a field that this server does not have which ask for nothing; `null` always does."""
 
-_USES_TOOLS: dict[str, tuple[Any, ...]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "parallel_tool_calls": (None, True, False),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-}
-_STRUCTURE: dict[str, tuple[Any, ...]] = {"response_format": (None, {"type": "text"}), "structured_outputs": NOTHING}
+_OLD_TOOLS: dict[str, tuple[Any, ...]] = {"functions": (None, []), "function_call": (None, "none", "auto")}
 _ACCOUNT: dict[str, tuple[Any, ...]] = {
     "store": (None, False),
     "metadata": (None, {}),
@@ -60,11 +53,23 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+def described(*types: str, **more: Any) -> Any:
+    """A field that is read by hand, with what /openapi.json says of it."""
+    return Field(json_schema_extra={"type": list(types), **more})
+
+
 Stops = Annotated[list[str], Field(max_length=64, fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 
 
-class Generation(Body):
+class Scheduled(Body):
+    """What all requests share that the engine schedules as generations."""
+
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    cache_salt: str | None = Field(None, max_length=256)
+
+
+class Generation(Scheduled):
     """What completions and chat share: `SamplingParams` under its own names, scheduling, and the stream."""
 
     n: int | None = None
@@ -85,11 +90,12 @@ class Generation(Body):
     logit_bias: dict[str, Any] | None = Field(None, max_length=MAX_BIAS)
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
-    cache_salt: str | None = Field(None, max_length=256)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -104,7 +110,10 @@ class Generation(Body):
 
     def sampling(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
         """``defaults`` with what was sent. Raises RequestError for a wrong value."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise refused("prompt_logprobs", "prompt_logprobs with stream", "one of them", "leave stream out")
         sent = {name: getattr(self, name) for name in self.model_fields_set if name in SamplingParams.__struct_fields__}
+        sent["structured_outputs"] = None
         changes = {name: value for name, value in {**sent, **more}.items() if value is not None}
         if "logit_bias" in changes:
             changes["logit_bias"] = {_token_key(key): bias for key, bias in changes["logit_bias"].items()}
@@ -115,16 +124,14 @@ class CompletionRequest(Generation):
     """``POST /v1/completions``."""
 
     without = {
-        **_STRUCTURE,
         **_ACCOUNT,
         "suffix": (None, ""),
         "best_of": (None, 1),
-        "prompt_logprobs": NOTHING,
         "prompt_embeds": NOTHING,
         "use_beam_search": (None, False),
     }
 
-    prompt: Any
+    prompt: Annotated[Any, described("string", "array", items={"type": ["string", "integer", "array"]})]
     logprobs: int | None = None
     echo: bool | None = None
 
@@ -133,29 +140,31 @@ class ChatRequest(Generation):
     """``POST /v1/chat/completions``."""
 
     without = {
-        **_USES_TOOLS,
-        **_STRUCTURE,
+        **_OLD_TOOLS,
         **_ACCOUNT,
         "audio": NOTHING,
         "modalities": (None, ["text"]),
         "prediction": NOTHING,
-        "reasoning_effort": (None, "none"),
         "verbosity": NOTHING,
         "web_search_options": NOTHING,
-        "chat_template": NOTHING,
-        "prompt_logprobs": NOTHING,
         "best_of": (None, 1),
         "use_beam_search": (None, False),
         "echo": (None, False),
     }
 
-    messages: Any
+    messages: Annotated[Any, described("array", items={"type": "object"})]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = Field(None, max_length=1 << 20)
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    include_reasoning: bool | None = None
+    tools: Annotated[Any, described("array", "null", items={"type": "object"})] = None
+    tool_choice: Annotated[Any, described("string", "object", "null")] = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def limit(self) -> int | None:
@@ -166,19 +175,148 @@ class ChatRequest(Generation):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
+class ResponsesRequest(Scheduled):
+    """``POST /v1/responses``. Nothing is stored: what went before comes with each request."""
+
+    without = {
+        "background": (None, False),
+        "conversation": NOTHING,
+        "include": (None, []),
+        "max_tool_calls": NOTHING,
+        "previous_response_id": NOTHING,
+        "prompt": NOTHING,
+        "service_tier": (None, "auto", "default"),
+        "store": (None, False),
+        "stream_options": (None, {}, {"include_obfuscation": False}),
+        "top_logprobs": (None, 0),
+        "truncation": (None, "disabled"),
+    }
+
+    input: Annotated[Any, described("string", "array", items={"type": "object"})]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    reasoning: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    text: dict[str, Any] | None = None
+    tool_choice: Annotated[Any, described("string", "object", "null")] = None
+    tools: Annotated[Any, described("array", "null", items={"type": "object"})] = None
+    top_p: float | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesRequest(Scheduled):
+    """``POST /v1/messages``, as Anthropic's API has it."""
+
+    without = {
+        "metadata": (None, {}),
+        "service_tier": (None, "auto", "standard_only"),
+        "container": NOTHING,
+        "mcp_servers": (None, []),
+    }
+
+    messages: Annotated[Any, described("array", items={"type": "object"})]
+    max_tokens: int
+    stop_sequences: Stops | None = None
+    stream: bool | None = None
+    system: Annotated[Any, described("string", "array", "null")] = None
+    temperature: float | None = None
+    thinking: dict[str, Any] | None = None
+    tool_choice: dict[str, Any] | None = None
+    tools: Annotated[Any, described("array", "null", items={"type": "object"})] = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+class CountRequest(Body):
+    """``POST /v1/messages/count_tokens``."""
+
+    messages: Annotated[Any, described("array", items={"type": "object"})]
+    system: Annotated[Any, described("string", "array", "null")] = None
+    thinking: dict[str, Any] | None = None
+    tool_choice: dict[str, Any] | None = None
+    tools: Annotated[Any, described("array", "null", items={"type": "object"})] = None
+
+
 class EmbeddingRequest(Body):
     """``POST /v1/embeddings``."""
 
     without = {"priority": (None, 0), "truncate_prompt_tokens": NOTHING, "input_type": NOTHING}
 
-    input: Any
+    input: Annotated[Any, described("string", "array", items={"type": ["string", "integer", "array"]})]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
 
 
+class PoolingRequest(EmbeddingRequest):
+    """``POST /pooling``."""
+
+    without = {**EmbeddingRequest.without, "task": (None, "embed"), "normalize": (None, True)}
+
+
+class ScoreRequest(Body):
+    """``POST /score``: pairs of texts, or one text with each of several."""
+
+    without = {"priority": (None, 0), "truncate_prompt_tokens": NOTHING}
+
+    text_1: Annotated[Any, described("string", "array")]
+    text_2: Annotated[Any, described("string", "array")]
+
+
+class RerankRequest(Body):
+    """``POST /rerank``."""
+
+    without = {"priority": (None, 0), "truncate_prompt_tokens": NOTHING, "return_documents": (None, True)}
+
+    query: str
+    documents: Annotated[Any, described("array", items={"type": ["string", "object"]})]
+    top_n: int | None = Field(None, ge=0)
+
+
+class ClassifyRequest(Body):
+    """``POST /classify``."""
+
+    input: Annotated[Any, described("string", "array")]
+
+
+class TokenizeRequest(Body):
+    """``POST /tokenize``: a prompt, or a chat as its template renders it."""
+
+    prompt: str | None = None
+    messages: Annotated[Any, described("array", "null", items={"type": "object"})] = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = Field(None, max_length=1 << 20)
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[Any, described("array", "null", items={"type": "object"})] = None
+
+
+class DetokenizeRequest(Body):
+    """``POST /detokenize``."""
+
+    tokens: TokenIds = Field(max_length=1 << 20)
+
+
 def openapi(schema: type[Body]) -> dict[str, Any]:
     """What /openapi.json says of an endpoint, whose body is read by hand to limit it and to name what is wrong."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema.model_json_schema()}}}}
+    document = schema.model_json_schema()
+    body = _inlined(document, document.pop("$defs", {}))
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": body}}}}
+
+
+def _inlined(value: Any, definitions: Mapping[str, Any]) -> Any:
+    """A schema without references: in an OpenAPI document they would be looked up elsewhere."""
+    if isinstance(value, dict):
+        if "$ref" in value:
+            return _inlined(definitions[value["$ref"].rpartition("/")[2]], definitions)
+        return {name: _inlined(inner, definitions) for name, inner in value.items()}
+    return [_inlined(inner, definitions) for inner in value] if isinstance(value, list) else value
 
 
 def refused(name: str, found: str, expected: str, fix: str) -> RequestError:

@@ -9,33 +9,27 @@ import signal
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import uvicorn
 
 from vllm_core.async_llm import AsyncLLM
 from vllm_core.errors import ConfigError
-from vllm_core.serve.app import MAX_BODY_BYTES, create_app
+from vllm_core.replicas import Replicas
+from vllm_core.serve import registered
+from vllm_core.serve.app import check, create_app
 from vllm_core.serve.context import Engine
+from vllm_core.serve.protocol import protocol
+from vllm_core.serve.settings import ServerOptions
+from vllm_core.serve.tracing import make_tracing
+
+__all__ = ["ServerOptions", "run", "serve"]
 
 log = logging.getLogger("vllm_core.serve")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """Where and how to serve. Port 0 takes a free one; `drain_s` is how long running requests may take at the end."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_keys: tuple[str, ...] = ()
-    ssl_keyfile: str | None = None
-    ssl_certfile: str | None = None
-    max_body_bytes: int = MAX_BODY_BYTES
-    drain_s: int = 30
 
 
 class StartableEngine(Engine, Protocol):
@@ -51,9 +45,16 @@ def run(options: ServerOptions, engine_options: Mapping[str, Any]) -> int:
     The address is taken and the certificate read before the engine starts. Raises VLLMCoreError for what is wrong with them,
     for an engine that does not start, and for one that ends while serving.
     """
+    check(options)
     _check_tls(options)
-    with _bind(options.host, options.port) as sock:
-        return asyncio.run(serve(options, AsyncLLM(**engine_options), sock))
+    with _bind(options) as sock:
+        try:
+            several = engine_options.get("data_parallel_size", 1) != 1
+            engine: StartableEngine = Replicas(**engine_options) if several else AsyncLLM(**engine_options)
+            return asyncio.run(serve(options, engine, sock))
+        finally:
+            if options.uds is not None:
+                Path(options.uds).unlink(missing_ok=True)
 
 
 class _Server(uvicorn.Server):
@@ -99,25 +100,16 @@ class _Signals:
 async def serve(options: ServerOptions, engine: StartableEngine, sock: socket.socket) -> int:
     """Start the engine, serve on a bound socket until a signal comes, stop the engine; returns the exit status."""
     signals = _Signals()
+    tracing = make_tracing(options.otlp_traces_endpoint)
     try:
         await engine.start()
-        app = create_app(engine, api_keys=options.api_keys, max_body_bytes=options.max_body_bytes)
-        server = _Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                lifespan="off",
-                ssl_keyfile=options.ssl_keyfile,
-                ssl_certfile=options.ssl_certfile,
-                timeout_graceful_shutdown=options.drain_s,
-            )
-        )
+        server = _Server(_config(create_app(engine, options, tracing=tracing), options))
         signals.drain(server)
-        log.info("listening on %s", _address(options, sock))
+        address = _address(options, sock)
+        log.info("listening on %s", address)
         watcher = asyncio.create_task(_stop_with_engine(engine, server))
-        await server.serve(sockets=[sock])
+        with registered.entry(address, engine.model_names, engine.platform_info):
+            await server.serve(sockets=[sock])
         watcher.cancel()
         if engine.error is not None:
             raise engine.error
@@ -126,8 +118,31 @@ async def serve(options: ServerOptions, engine: StartableEngine, sock: socket.so
             raise
     finally:
         engine.shutdown()
+        tracing.shutdown()
         signals.restore()
     return 128 + signal.SIGINT if signals.received == signal.SIGINT else 0
+
+
+def _config(app: Any, options: ServerOptions) -> uvicorn.Config:
+    logging.getLogger("uvicorn").setLevel(options.uvicorn_log_level.upper())
+    return uvicorn.Config(
+        app,
+        http=protocol(options),
+        ws="none",
+        root_path=options.root_path,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+        ssl_ca_certs=options.ssl_ca_certs,
+        ssl_cert_reqs=options.ssl_cert_reqs,
+        ssl_ciphers=options.ssl_ciphers or "TLSv1",  # uvicorn's default
+        h11_max_incomplete_event_size=options.max_header_bytes,
+        timeout_keep_alive=options.keep_alive_s,
+        timeout_graceful_shutdown=options.drain_s,
+    )
 
 
 async def _stop_with_engine(engine: StartableEngine, server: _Server) -> None:
@@ -137,11 +152,16 @@ async def _stop_with_engine(engine: StartableEngine, server: _Server) -> None:
     server.should_exit = True
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(options: ServerOptions) -> socket.socket:
     """Take the address, without listening yet: until the engine is ready, clients are refused."""
+    host, port = options.host, options.port
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, protocol)
+        if options.uds is not None:
+            sock = socket.socket(socket.AF_UNIX)
+            address: Any = options.uds
+        else:
+            family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            sock = socket.socket(family, kind, number)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
@@ -151,12 +171,12 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigError(
             "Address cannot be used",
-            on=f"{host}:{port}",
+            on=options.uds or f"{host}:{port}",
             found=str(error),
             expected="a free address of this machine",
             fix="choose others with --host and --port; --port 0 takes a free port",
         ) from error
-    if host not in _LOOPBACK:
+    if options.uds is None and host not in _LOOPBACK:
         log.info("%s can be reached from other machines; --api-key and --ssl-certfile protect it", host)
     return sock
 
@@ -167,7 +187,12 @@ def _check_tls(options: ServerOptions) -> None:
     found = "one of --ssl-keyfile and --ssl-certfile"
     if options.ssl_keyfile is not None and options.ssl_certfile is not None:
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+            if options.ssl_ca_certs is not None:
+                context.load_verify_locations(options.ssl_ca_certs)
+            if options.ssl_ciphers is not None:
+                context.set_ciphers(options.ssl_ciphers)
         except OSError as error:  # ssl.SSLError is one
             found = str(error)
         else:
@@ -182,6 +207,8 @@ def _check_tls(options: ServerOptions) -> None:
 
 
 def _address(options: ServerOptions, sock: socket.socket) -> str:
+    if options.uds is not None:
+        return f"unix:{options.uds}"
     scheme = "http" if options.ssl_certfile is None else "https"
     host = f"[{options.host}]" if ":" in options.host else options.host
     return f"{scheme}://{host}:{sock.getsockname()[1]}"

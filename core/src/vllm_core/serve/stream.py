@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from vllm_core.errors import VLLMCoreError
 from vllm_core.outputs import CompletionOutput, Logprob, RequestOutput
-from vllm_core.serve.errors import INTERNAL, ClientGoneError, answer_of
+from vllm_core.serve.errors import INTERNAL, ClientGoneError, ErrorAnswer, answer_of
 
 log = logging.getLogger("vllm_core.serve")
 
@@ -30,6 +30,11 @@ _encode = msgspec.json.Encoder().encode
 def event(body: object) -> bytes:
     """One event; JSON has no raw line breaks, so it is a single line."""
     return b"data: " + _encode(body) + b"\n\n"
+
+
+def named_event(name: str, body: object) -> bytes:
+    """One event with a name, as other APIs than chat completions have them."""
+    return f"event: {name}\n".encode() + event(body)
 
 
 async def until_gone(receive: Receive, work: Awaitable[T]) -> T:
@@ -135,10 +140,18 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str] | None = None,
+        *,
+        failed: Callable[[ErrorAnswer], bytes] = event,
+        end: bytes = DONE,
+    ) -> None:
+        """``failed`` writes the event of an error, ``end`` is what follows the last event."""
         self.status_code = 200
         self.background = None
-        self._events = events
+        self._events, self._failed, self._end = events, failed, end
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -153,11 +166,11 @@ class EventStream(Response):
             async for data in self._events:
                 await send(_body(data, more=True))
         except VLLMCoreError as error:
-            await send(_body(event(answer_of(error)), more=True))
+            await send(_body(self._failed(answer_of(error)), more=True))
         except Exception:  # the status is sent: the client learns of it in the stream
             log.exception("stream failed")
-            await send(_body(event(INTERNAL), more=True))
-        await send(_body(DONE, more=False))
+            await send(_body(self._failed(INTERNAL), more=True))
+        await send(_body(self._end, more=False))
 
 
 def _body(data: bytes, *, more: bool) -> Message:

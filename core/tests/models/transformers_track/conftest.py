@@ -67,6 +67,9 @@ class ReferenceOps:
         self.asked.add((op, role))
         return OPS[op].load_reference()
 
+    def formats(self, op: str, role: str) -> frozenset[str]:
+        return frozenset()
+
 
 @dataclass
 class Prompt:

@@ -13,9 +13,6 @@ from vllm_toy.runtime import native
 
 _opened = itertools.count()
 
-KEPT: tuple[Pool, ...] = ("weights", "state")
-"""Pools whose contents move to the host when they are released; the others come back as zeros."""
-
 
 class ToyEvent:
     """A point in the order of work; `wait` and `query` are the host's."""
@@ -76,7 +73,11 @@ class ToyDevice(Device):
 
     def release(self, pool: Pool) -> int:
         """Give the pool's memory back; its addresses stay reserved."""
-        return int(self._native.release(self.index, self._pool(pool), pool in KEPT))
+        return int(self._native.release(self.index, self._pool(pool), False))
+
+    def offload(self, pool: Pool) -> int:
+        """Give the pool's memory back; its contents wait on the host."""
+        return int(self._native.release(self.index, self._pool(pool), True))
 
     def restore(self, pool: Pool) -> None:
         """Bring a released pool back at its old addresses. Raises MemoryBudgetError."""

@@ -29,7 +29,8 @@ def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatc
 
 
 def start(device: DeviceFacts, sharers: int = 1) -> None:
-    """Let torch use this process's share of the cores, and sleep where it waits; the user's `OMP_*` variables stay.
+    """Let torch and the native library use this process's share of the cores; torch sleeps where it waits, unless the user's
+    `OMP_*` variables say other things.
 
     Raises UnsupportedError where the native library that the user names cannot be used.
     """
@@ -37,6 +38,8 @@ def start(device: DeviceFacts, sharers: int = 1) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch
 
-    native.find()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, int(device.properties.get("cores", "1")) // sharers))
+    threads = max(1, int(device.properties.get("cores", "1")) // sharers)
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    native.set_threads(int(given) if given.isdecimal() else threads)
+    if not given:
+        torch.set_num_threads(threads)

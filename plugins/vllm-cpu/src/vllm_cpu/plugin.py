@@ -22,20 +22,20 @@ from vllm_core.api import (
 )
 from vllm_cpu import platform
 from vllm_cpu import probe as probing
-from vllm_cpu.backends import generic
+from vllm_cpu.backends import generic, native, native_linear
 
 if TYPE_CHECKING:
     from vllm_core.api import Device
 
-_NATIVE = "needs native kernels, which this version of vllm-cpu does not have"
+_NATIVE = "where the package was built with its native library"
 
 CLAIMS: Mapping[str, Support] = MappingProxyType(
     {
         "dtype.float32": Full(),
         "dtype.bfloat16": Full(),
         "dtype.float16": Full(),
-        "kv_dtype.fp8": NotImplementedYet(_NATIVE),
-        "kv_dtype.int8": NotImplementedYet(_NATIVE),
+        "kv_dtype.fp8": Partial(_NATIVE, cases=("e4m3", "e5m2")),
+        "kv_dtype.int8": Partial(_NATIVE, cases=("a scale a token and head",)),
         "attention.decoder": Full(),
         "attention.sliding_window": Full(),
         "attention.soft_cap": Full(),
@@ -53,7 +53,7 @@ CLAIMS: Mapping[str, Support] = MappingProxyType(
         "async_scheduling": Partial("steps run on the engine's own thread, so nothing overlaps", cases=("one step ahead",)),
         "graphs": Unsupported("a host has no launches that a graph could save"),
         "sleep": Unsupported("weights already lie in host memory, there is nowhere to move them"),
-        "quantization.weight_only": NotImplementedYet(_NATIVE),
+        "quantization.weight_only": Partial(_NATIVE, cases=("GGUF formats", "int8_channel", "int4_group")),
         "parallel.tensor": Full(),
         "peer_copy": Unsupported("one host is one device"),
     }
@@ -111,4 +111,6 @@ def create_device(facts: DeviceFacts) -> Device:
 @hookimpl
 def offers(device: DeviceFacts) -> Sequence[Offer]:
     """Ops that beat core's references; references serve the rest."""
-    return (*generic.offers(), *generic.native_offers()) if device.device_type == "cpu" else ()
+    if device.device_type != "cpu":
+        return ()
+    return (*generic.offers(), *native.offers(), *native_linear.offers())

@@ -197,7 +197,7 @@ def _shared_memory(look: _Looking) -> None:
 
 def _native_library(look: _Looking) -> None:
     try:
-        found = native.find()
+        found = native.load()
     except UnsupportedError as error:
         look.checks.append(Check(name="native library", outcome="failed", detail=error.found, hint=error.fix))
     else:

@@ -34,7 +34,7 @@ class CudaCommunicator:
         self._meeting = Path(urlsplit(rendezvous).path)
         (unique, *_) = self._exchange("nccl", nccl.new_id() if rank == 0 else b"")
         self.nccl = nccl.Group(rank, world_size, unique)
-        self.mailboxes: reduce.Mailboxes | None = None
+        self.mailboxes: dict[int, reduce.Mailboxes] = {}
         self.without_mailboxes = ""
         self._stop: Callable[[], None] | None = None
         try:
@@ -110,27 +110,28 @@ def all_reduce_add_rms_norm(out: Tensor, residual: Tensor, x: Tensor, weight: Te
 
 def peer_all_reduce(x: Tensor, group: int) -> None:
     """`all_reduce`, small ones through the peers' memory. Raises UnsupportedError where that cannot be reached."""
-    boxes = _mailboxes(group)
-    if boxes is not None and boxes.takes(x):
-        reduce.all_reduce(x, boxes)
-    else:
+    boxes = _mailboxes(x, group)
+    if boxes is None:
         all_reduce(x, group)
+    else:
+        reduce.all_reduce(x, boxes)
 
 
 def peer_all_reduce_add_rms_norm(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float, group: int) -> None:
     """`all_reduce_add_rms_norm`, small ones in one kernel. Raises UnsupportedError where peers cannot be reached."""
-    boxes = _mailboxes(group)
-    if boxes is not None and boxes.takes(x):
-        reduce.all_reduce_add_rms_norm(out, residual, x, weight, eps, boxes)
-    else:
+    boxes = _mailboxes(x, group)
+    if boxes is None:
         all_reduce_add_rms_norm(out, residual, x, weight, eps, group)
+    else:
+        reduce.all_reduce_add_rms_norm(out, residual, x, weight, eps, boxes)
 
 
-def _mailboxes(group: int) -> reduce.Mailboxes | None:
+def _mailboxes(x: Tensor, group: int) -> reduce.Mailboxes | None:
+    """The mailboxes for a sum of x; None where it is not for them."""
     if not group:
         return None
     members = _groups[group]
-    if members.mailboxes is None:
+    if not members.mailboxes:
         raise UnsupportedError(
             "Memory of the peers cannot be reached",
             on=f"rank {members.rank} of {members.world_size}",
@@ -138,4 +139,5 @@ def _mailboxes(group: int) -> reduce.Mailboxes | None:
             expected="GPUs of one host that map each other's memory",
             fix="--deny-provider vllm-cuda-peer; sums then go through NCCL",
         )
-    return members.mailboxes
+    boxes = members.mailboxes[x.element_size()]
+    return boxes if boxes.takes(x) else None

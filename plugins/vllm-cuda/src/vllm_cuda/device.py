@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from vllm_core.api import POOLS, Communicator, Device, DeviceFacts, Eager, Event, Graph, MemoryBudgetError, MemoryStats, Pool
 
@@ -36,6 +39,27 @@ class _Event:
         return bool(self._event.query())
 
 
+class _Storage:
+    """The memory of a tensor, which this does not keep; views that outlive the tensor do."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._weak: Any = StorageWeakRef(tensor.untyped_storage())
+
+    def get(self) -> torch.UntypedStorage | None:
+        """The storage, while some tensor has it."""
+        found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._weak.cdata)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Away:
+    """A storage whose memory was given back: its bytes, and what was in them, if that was kept."""
+
+    storage: _Storage
+    size_bytes: int
+    host: Tensor | None
+
+
 class CudaDevice(Device):
     """One GPU, through torch's allocator. A pool's bytes count from allocation until the pool is released."""
 
@@ -50,10 +74,13 @@ class CudaDevice(Device):
         self._device = torch.device(self.torch_device)
         torch.cuda.set_device(self._device)
         self._own: dict[Pool, int] = dict.fromkeys(POOLS, 0)
+        self._held: dict[Pool, list[_Storage]] = {pool: [] for pool in POOLS}
+        self._away: dict[Pool, list[_Away]] = {pool: [] for pool in POOLS}
         self._peak = 0
         self._staging: list[tuple[Tensor, torch.cuda.Event]] = []
         self._capture_stream: torch.cuda.Stream | None = None
         self._graph_pool: Any = None
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def allocate(self, pool: Pool, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return a zero-filled tensor. Raises MemoryBudgetError."""
@@ -62,7 +89,7 @@ class CudaDevice(Device):
             tensor = torch.zeros(tuple(shape), dtype=dtype, device=self._device)
         except torch.cuda.OutOfMemoryError as error:
             raise self._short(pool, size) from error
-        self._count(pool, size)
+        self._count(pool, size, tensor)
         return tensor
 
     def adopt(self, pool: Pool, host: Tensor) -> Tensor:
@@ -75,7 +102,7 @@ class CudaDevice(Device):
         except torch.cuda.OutOfMemoryError as error:
             raise self._short(pool, size) from error
         self._upload(target.view(-1).view(torch.uint8), host.contiguous().view(-1).view(torch.uint8))
-        self._count(pool, size)
+        self._count(pool, size, target)
         return target
 
     def _upload(self, target: Tensor, source: Tensor) -> None:
@@ -103,15 +130,64 @@ class CudaDevice(Device):
             fix="lower --max-num-seqs, --max-model-len, --kv-cache-memory-bytes or --device-memory-utilization",
         )
 
-    def _count(self, pool: Pool, size: int) -> None:
+    def _count(self, pool: Pool, size: int, tensor: Tensor) -> None:
         self._own[pool] += size
+        self._held[pool].append(_Storage(tensor))
         self._peak = max(self._peak, sum(self._own.values()))
 
     def release(self, pool: Pool) -> int:
-        """Stop counting the pool, and give back what no tensor uses any more."""
+        """Give the pool's memory back, also that of tensors which somebody still holds: `restore` brings them back."""
+        return self._give_back(pool, keep=False)
+
+    def offload(self, pool: Pool) -> int:
+        """Give the pool's memory back; the contents wait in pinned memory of the host."""
+        return self._give_back(pool, keep=True)
+
+    def _give_back(self, pool: Pool, *, keep: bool) -> int:
+        for reference in self._held[pool]:
+            storage = reference.get()
+            if storage is None or not storage.nbytes():
+                continue
+            host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True) if keep else None
+            if host is not None:
+                host.copy_(self._bytes_of(storage), non_blocking=True)
+            self._away[pool].append(_Away(reference, storage.nbytes(), host))
+        torch.cuda.synchronize(self._device)
+        self._drop(self._away[pool])
+        self._held[pool].clear()
         size, self._own[pool] = self._own[pool], 0
-        torch.cuda.empty_cache()
         return size
+
+    def restore(self, pool: Pool) -> None:
+        """Bring the tensors of a released pool back, at other addresses. Raises MemoryBudgetError, with none of them back."""
+        away = self._away[pool]
+        try:
+            for one in away:
+                storage = one.storage.get()
+                if storage is not None:
+                    storage.resize_(one.size_bytes)
+        except torch.cuda.OutOfMemoryError as error:
+            self._drop(away)
+            raise self._short(pool, sum(one.size_bytes for one in away)) from error
+        for one in away:
+            storage = one.storage.get()
+            if storage is not None:
+                target = self._bytes_of(storage)
+                target.zero_() if one.host is None else target.copy_(one.host, non_blocking=True)
+                self._own[pool] += one.size_bytes
+                self._held[pool].append(one.storage)
+        torch.cuda.synchronize(self._device)
+        self._away[pool] = []
+
+    def _drop(self, away: Sequence[_Away]) -> None:
+        for one in away:
+            storage = one.storage.get()
+            if storage is not None:
+                storage.resize_(0)
+        torch.cuda.empty_cache()
+
+    def _bytes_of(self, storage: torch.UntypedStorage) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Page-locked host memory."""
@@ -144,6 +220,8 @@ class CudaDevice(Device):
         """Capture ``work`` into a CUDA graph; graphs share one memory pool, since they replay one after the other."""
         if self._capture_stream is None:
             self._capture_stream = torch.cuda.Stream(self._device)
+        if not self._graphs:
+            # The pool goes with the last graph that uses it, and its name with the pool.
             self._graph_pool = torch.cuda.graph_pool_handle()
         stream, graph = self._capture_stream, torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -154,6 +232,7 @@ class CudaDevice(Device):
             finally:
                 graph.capture_end()
         torch.cuda.current_stream(self._device).wait_stream(stream)
+        self._graphs.add(graph)
         return graph
 
     def communicator(self, rank: int, world_size: int, rendezvous: str) -> Communicator:

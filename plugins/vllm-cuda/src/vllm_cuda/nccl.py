@@ -6,6 +6,7 @@ NCCL user guide, "NCCL API". The library is the one that torch's CUDA build has 
 from __future__ import annotations
 
 import ctypes
+import threading
 from functools import cache
 from typing import Any
 
@@ -83,10 +84,14 @@ class Group:
         _call("ncclReduceScatter", source, target, ctypes.c_size_t(out.numel()), _TYPES[x.dtype], _SUM, self._handle, _stream())
 
     def abort(self) -> None:
-        """End what is running, without waiting for the other ranks; a second call does nothing."""
+        """End what is running, without waiting for the other ranks; a second call does nothing.
+
+        NCCL gives its memory back once the last graph that holds its work is gone, and waits for that: in a thread, since
+        whoever calls may be who keeps the graphs.
+        """
         if self._handle:
             handle, self._handle = self._handle, ctypes.c_void_p()
-            _library().ncclCommAbort(handle)
+            threading.Thread(target=_library().ncclCommAbort, args=(handle,), name="nccl-abort", daemon=True).start()
 
 
 def _stream() -> ctypes.c_void_p:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from vllm_cuda.driver import Driver
-from vllm_triton.ops.reduce import HEAD_BYTES, Mailboxes
+from vllm_triton.ops.reduce import EMPTY, Mailboxes, mailbox_bytes
 
 HANDLE_BYTES = 64
 SLOT_BYTES = 1 << 20
@@ -26,18 +26,20 @@ class _IpcHandle(ctypes.Structure):
 
 def open_mailboxes(
     rank: int, world_size: int, exchange: Callable[[bytes], list[bytes]]
-) -> tuple[Mailboxes, Callable[[], None]]:
-    """Allocate this rank's memory and map that of the others.
+) -> tuple[dict[int, Mailboxes], Callable[[], None]]:
+    """Allocate this rank's memory and map that of the others: mailboxes by bytes of an element.
 
     ``exchange`` gives every rank's bytes, in the order of ranks. Also returns what ends a wait that will never be answered.
     Raises DriverError where a peer's memory cannot be mapped.
     """
     driver, device = Driver(), torch.device("cuda", torch.cuda.current_device())
     torch.cuda.synchronize(device)  # the device's context is now this thread's
-    size = HEAD_BYTES + 2 * world_size * SLOT_BYTES
+    area = mailbox_bytes(world_size, SLOT_BYTES)
     mine = ctypes.c_uint64()
-    driver.call("cuMemAlloc_v2", ctypes.byref(mine), ctypes.c_size_t(size))
-    driver.call("cuMemsetD8_v2", mine, ctypes.c_ubyte(0), ctypes.c_size_t(size))
+    driver.call("cuMemAlloc_v2", ctypes.byref(mine), ctypes.c_size_t(area * len(EMPTY)))
+    for index, word in enumerate(EMPTY.values()):
+        at = ctypes.c_uint64(mine.value + index * area)
+        driver.call("cuMemsetD32_v2", at, ctypes.c_uint(word & 0xFFFFFFFF), ctypes.c_size_t(area // 4))
     torch.cuda.synchronize(device)
     handle = _IpcHandle()
     driver.call("cuIpcGetMemHandle", ctypes.byref(handle), mine)
@@ -50,13 +52,17 @@ def open_mailboxes(
             driver.call("cuIpcOpenMemHandle_v2", ctypes.byref(base), handle, ctypes.c_uint(_LAZY_PEER_ACCESS))
         bases.append(base.value)
     stop = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-    boxes = Mailboxes(
-        rank=rank,
-        world_size=world_size,
-        slot_bytes=SLOT_BYTES,
-        bases=torch.tensor(bases, dtype=torch.int64, device=device),
-        stop=stop,
-    )
+    boxes = {
+        item_bytes: Mailboxes(
+            rank=rank,
+            world_size=world_size,
+            slot_bytes=SLOT_BYTES,
+            item_bytes=item_bytes,
+            bases=torch.tensor([base + index * area for base in bases], dtype=torch.int64, device=device),
+            stop=stop,
+        )
+        for index, item_bytes in enumerate(EMPTY)
+    }
 
     def end() -> None:
         stop.fill_(1)

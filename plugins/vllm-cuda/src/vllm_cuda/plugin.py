@@ -13,6 +13,7 @@ from vllm_core.api import (
     Manifest,
     NotImplementedYet,
     Offer,
+    Partial,
     ProbeReport,
     ProgramOffer,
     Support,
@@ -26,13 +27,15 @@ from vllm_cuda.backends.families import ARCHITECTURES
 if TYPE_CHECKING:
     from vllm_core.api import Device
 
+INTERPRETED = "checked in Triton's interpreter and by compilation; attention and products of these not yet checked on a GPU"
+
 CLAIMS: Mapping[str, Support] = MappingProxyType(
     {
         "dtype.float32": Full(),
         "dtype.bfloat16": Full(),
         "dtype.float16": Full(),
-        "kv_dtype.fp8": NotImplementedYet("attention reads the KV cache in the model's dtype"),
-        "kv_dtype.int8": NotImplementedYet("attention reads the KV cache in the model's dtype"),
+        "kv_dtype.fp8": Partial(INTERPRETED, cases=("fp8", "fp8_e4m3", "fp8_e5m2")),
+        "kv_dtype.int8": Partial(INTERPRETED, cases=("int8",)),
         "attention.decoder": Full(),
         "attention.sliding_window": Full(),
         "attention.soft_cap": Full(),
@@ -45,8 +48,8 @@ CLAIMS: Mapping[str, Support] = MappingProxyType(
         "batch_invariant": NotImplementedYet("products and split keys depend on the number of rows"),
         "async_scheduling": Full(),
         "graphs": Full(),
-        "sleep": NotImplementedYet("pools are not brought back yet"),
-        "quantization.weight_only": NotImplementedYet("no kernel reads packed weights yet"),
+        "sleep": Full(),
+        "quantization.weight_only": Partial(INTERPRETED, cases=("int4_group", "int8_channel", "fp8", "q8_0", "q4_0")),
         "parallel.tensor": Full(),
         "peer_copy": Full(),
     }

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+Options = tuple[tuple[str, int | str], ...]
+"""Launch options that only some compilers know, such as the size of their matrix instructions, by name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extend:
@@ -14,6 +17,7 @@ class Extend:
     block_n: int
     warps: int
     stages: int
+    options: Options = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class Decode:
     warps: int
     stages: int
     waves: int
+    options: Options = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class OneRow:
     block_n: int
     block_k: int
     warps: int
+    options: Options = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,15 @@ class FewRows:
     stages: int
     split: int
     ahead: int
+    options: Options = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """Product of few rows with a quantised weight: most rows of a tile, and stages."""
+
+    block_m: int
+    stages: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +81,9 @@ class Tuning:
     pdl: bool
     """Whether a kernel may start while the one before it drains (`kernels.pdl`)."""
     multiprocessors: int = 1
+    fp8: bool = False
+    """Whether the compiler converts float8e4nv itself."""
+    quantised: Quantised = Quantised(32, 2)
 
     @property
     def dependent(self) -> dict[str, bool]:

@@ -185,6 +185,12 @@ def a_released_pool_comes_back(subject: Subject, params: Mapping[str, Any]) -> E
     for tensor, value in zip(tensors, values, strict=True):
         tensor.copy_(value + 1)
         same(tensor, value + 1, f"a restored tensor of {pool}")
+    expect(device.offload(pool) >= released, "offload gives less back than release")
+    _works(device)
+    device.restore(pool)
+    device.restore(pool)
+    for tensor, value in zip(tensors, values, strict=True):
+        same(tensor, value + 1, f"a tensor of {pool} that was on the host")
     tensors.clear()
     device.release(pool)
     return passed(*values)

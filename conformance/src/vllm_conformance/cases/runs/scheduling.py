@@ -54,6 +54,13 @@ def prefixes(subject: Subject, params: Mapping[str, Any]) -> Evidence:
         marks.add(made.name, made.dtype, base, output.tokens, "after a reset")
         if output.cached:
             problem = problem or f"{output.cached} tokens were found after a reset"
+        made.core.reset_prefix_cache()
+        both = [base, [*base[: 2 * size], 7, 7, 7]]
+        outputs = made.generate(both, 10)
+        for prompt, output in zip(both, outputs, strict=True):
+            marks.add(made.name, made.dtype, prompt, output.tokens, "together")
+        if outputs[1].cached != 2 * size:
+            problem = problem or f"{outputs[1].cached} tokens were shared between prompts that came together, not {2 * size}"
         return made.evidence(marks, problem)
 
 

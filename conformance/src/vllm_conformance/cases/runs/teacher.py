@@ -79,6 +79,10 @@ class _References:
     def get(self, op: str, role: str) -> Callable[..., Any]:
         return OPS[op].load_reference()
 
+    def formats(self, op: str, role: str) -> frozenset[str]:
+        """None: weights are decoded."""
+        return frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class Teacher:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from vllm_core.api import KVGroupSpec, KVLayout, Offer, UnsupportedError
-from vllm_cpu.native import PACKAGED, VARIABLE
 
 PROVIDER = "vllm-cpu"
-NATIVE = "vllm-cpu-native"
 UNPADDED = "vllm-cpu-unpadded"
 """Faster for single sequences, not batch invariant: taken when asked for, `--provider linear=vllm-cpu-unpadded`."""
 
@@ -34,13 +31,6 @@ def kv_layout(group: KVGroupSpec, dtype: str, tokens_per_block: int) -> KVLayout
 
 def _entries(module: str, *names: str) -> dict[str, str]:
     return {name: f"{_OPS}.{module}:{name}" for name in names}
-
-
-def native_offers() -> Sequence[Offer]:
-    """What a native library brings, if one is there; not loaded to answer this."""
-    if VARIABLE not in os.environ and not PACKAGED.exists():
-        return ()
-    return (Offer(provider=NATIVE, kind="kernel", priority=10, ops=_entries("native", "rms_norm"), dtypes=_DTYPES),)
 
 
 def offers() -> Sequence[Offer]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_triton.portable import one_row, split_of
-from vllm_triton.tuning import Decode, Extend, FewRows, Tuning
+from vllm_triton.tuning import Decode, Extend, FewRows, Quantised, Tuning
 
 
 def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:
@@ -20,4 +20,6 @@ TUNING = Tuning(
     one_row=one_row,
     few_rows=few_rows,
     pdl=False,
+    fp8=True,
+    quantised=Quantised(64, 3),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_triton.portable import few_rows, one_row
-from vllm_triton.tuning import Decode, Extend, Tuning
+from vllm_triton.tuning import Decode, Extend, Quantised, Tuning
 
 TUNING = Tuning(
     family="ampere",
@@ -13,4 +13,5 @@ TUNING = Tuning(
     one_row=one_row,
     few_rows=few_rows,
     pdl=False,
+    quantised=Quantised(64, 3),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_triton.portable import split_of
-from vllm_triton.tuning import Decode, Extend, FewRows, OneRow, Tuning
+from vllm_triton.tuning import Decode, Extend, FewRows, OneRow, Quantised, Tuning
 
 AHEAD_BYTES = 512
 
@@ -35,4 +35,6 @@ TUNING = Tuning(
     one_row=one_row,
     few_rows=few_rows,
     pdl=True,
+    fp8=True,
+    quantised=Quantised(128, 4),
 )

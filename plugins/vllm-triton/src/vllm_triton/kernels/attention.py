@@ -4,8 +4,9 @@ Two kernels serve a mixed batch: `extend` takes rows of several queries, tile by
 splits their keys over programs (Dao et al. 2023, "Flash-Decoding"). Each skips the rows of the other, so no host needs to
 know which is which.
 
-The cache of a layer is [blocks, 2, HK, TPB, D]: the tokens of one head in a block lie together, keys at 0. Scores are kept
-in units of log2, so that exp2 serves.
+The cache of a layer is [blocks, 2, HK, TPB, D]: the tokens of one head in a block lie together, keys at 0. KIND says what its
+elements are (`kernels.codec`); those of int8 have scales [blocks, 2, HK, TPB], which go to the scores and to the weights, so
+that products are taken of the codes themselves. Scores are kept in units of log2, so that exp2 serves.
 """
 
 from __future__ import annotations
@@ -13,15 +14,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from vllm_triton.kernels.codec import INT8, widened
 from vllm_triton.kernels.pdl import trigger, wait
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def scores(q, k, position, keys, scale, soft_cap, window, CAP: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr):
+def scores(
+    q, k, k_scale, position, keys, scale, soft_cap, window, CAP: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr,
+    KIND: tl.constexpr
+):  # fmt: skip
     """Scaled, capped and masked products of a tile [M, D] and keys [N, D], in log2 units."""
     product = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if KIND == INT8:
+        product *= k_scale[None, :]
     if CAP:
         x = product * (scale / soft_cap)
         product = soft_cap * (2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0) * LOG2E
@@ -36,7 +43,7 @@ def scores(q, k, position, keys, scale, soft_cap, window, CAP: tl.constexpr, WIN
 
 
 @triton.jit
-def absorb(product, v, total, largest, acc):
+def absorb(product, v, v_scale, total, largest, acc, KIND: tl.constexpr):
     """One step of the online softmax over scores [M, N] and values [N, D]."""
     highest = tl.maximum(largest, tl.max(product, 1))
     # A tile in which a query sees nothing leaves -inf, and -inf - -inf is no number.
@@ -45,6 +52,8 @@ def absorb(product, v, total, largest, acc):
     weights = tl.exp2(product - safe[:, None])
     total = total * shrink + tl.sum(weights, 1)
     acc = acc * shrink[:, None]
+    if KIND == INT8:
+        weights *= v_scale[None, :]
     acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     return total, highest, acc
 
@@ -68,11 +77,22 @@ def tile_of(
 
 
 @triton.jit
+def scales_of(
+    scales, block_table, row, table_stride, scale_stride, start, keys, length, kv_head, HK: tl.constexpr, TPB: tl.constexpr
+):  # fmt: skip
+    """float32 scales [N] of keys and of values of tokens ``keys``, which begin at ``start``."""
+    there = keys < length
+    blocks = tl.load(block_table + row * table_stride + keys // TPB, mask=there, other=0).to(tl.int64)
+    at = scales + blocks * scale_stride + kv_head * TPB + keys % TPB
+    return tl.load(at, mask=there, other=0.0), tl.load(at + HK * TPB, mask=there, other=0.0)
+
+
+@triton.jit
 def extend_span(
-    q, total, largest, acc, cache, block_table, row, table_stride, block_stride, kv_head, position, low, high,
-    length, scale, soft_cap, window, HK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr,
-    BLOCK_N: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr,
-    STAGES: tl.constexpr
+    q, total, largest, acc, cache, scales, block_table, row, table_stride, block_stride, scale_stride, kv_head, position, low,
+    high, length, scale, soft_cap, window, HK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
+    FP8: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
     """Attend to keys low .. high, both multiples of BLOCK_N."""
     for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
@@ -81,22 +101,29 @@ def extend_span(
         if MASK or BLOCK_D != D:
             # A tile may reach past the sequence, into slots that were never written.
             inside = (keys < length)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
-            k = tl.load(cache + at, mask=inside, other=0.0)
-            v = tl.load(cache + at + HK * TPB * D, mask=inside, other=0.0)
+            k = tl.load(cache + at, mask=inside, other=0)
+            v = tl.load(cache + at + HK * TPB * D, mask=inside, other=0)
         else:
             k = tl.load(cache + at)
             v = tl.load(cache + at + HK * TPB * D)
-        product = scores(q, k.to(q.dtype), position, keys, scale, soft_cap, window, CAP, WINDOW, MASK)
-        total, largest, acc = absorb(product, v.to(q.dtype), total, largest, acc)
+        k_scale, v_scale = 1.0, 1.0
+        if KIND == INT8:
+            k_scale, v_scale = scales_of(
+                scales, block_table, row, table_stride, scale_stride, start, keys, length, kv_head, HK, TPB
+            )  # fmt: skip
+        k, v = widened(k, q, KIND, FP8), widened(v, q, KIND, FP8)
+        product = scores(q, k, k_scale, position, keys, scale, soft_cap, window, CAP, WINDOW, MASK, KIND)
+        total, largest, acc = absorb(product, v, v_scale, total, largest, acc, KIND)
     return total, largest, acc
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles", "window", "table_stride"])
 def extend(
-    out, q, cache, block_table, query_start, seq_lens, num_rows, num_tiles, q_token, q_head, out_token, out_head,
-    table_stride, block_stride, scale, soft_cap, window, HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
+    out, q, cache, scales, block_table, query_start, seq_lens, num_rows, num_tiles, q_token, q_head, out_token, out_head,
+    table_stride, block_stride, scale_stride, scale, soft_cap, window, HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAP: tl.constexpr, WINDOW: tl.constexpr, SINGLES: tl.constexpr, STAGES: tl.constexpr
+    CAP: tl.constexpr, WINDOW: tl.constexpr, KIND: tl.constexpr, FP8: tl.constexpr, SINGLES: tl.constexpr,
+    STAGES: tl.constexpr
 ):  # fmt: skip
     """A tile of BLOCK_M // GP queries of one row, all G heads of one KV head; GP is G's next power of two.
 
@@ -150,17 +177,19 @@ def extend(
         full_from = tl.minimum(full_from, end_keys)
         full_to = tl.maximum(full_to, full_from)
         total, largest, acc = extend_span(
-            query, total, largest, acc, cache, block_table, row, table_stride, block_stride, kv_head, position,
-            begin_keys, full_from, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True,
-            STAGES
+            query, total, largest, acc, cache, scales, block_table, row, table_stride, block_stride, scale_stride, kv_head,
+            position, begin_keys, full_from, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True,
+            KIND, FP8, STAGES
         )  # fmt: skip
     total, largest, acc = extend_span(
-        query, total, largest, acc, cache, block_table, row, table_stride, block_stride, kv_head, position,
-        full_from, full_to, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, False, STAGES
+        query, total, largest, acc, cache, scales, block_table, row, table_stride, block_stride, scale_stride, kv_head,
+        position, full_from, full_to, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, False, KIND,
+        FP8, STAGES
     )  # fmt: skip
     total, largest, acc = extend_span(
-        query, total, largest, acc, cache, block_table, row, table_stride, block_stride, kv_head, position,
-        full_to, end_keys, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True, STAGES
+        query, total, largest, acc, cache, scales, block_table, row, table_stride, block_stride, scale_stride, kv_head,
+        position, full_to, end_keys, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True, KIND,
+        FP8, STAGES
     )  # fmt: skip
     result = acc / total[:, None]
     target = out + token[:, None] * out_token + head[:, None] * out_head + columns[None, :]
@@ -196,10 +225,11 @@ def merge(
 
 @triton.jit(do_not_specialize=["splits", "window", "table_stride"])
 def decode(
-    out, partial, sums, locks, q, cache, block_table, query_start, seq_lens, q_token, q_head, out_token, out_head,
-    table_stride, block_stride, scale, soft_cap, window, splits, HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_N: tl.constexpr, CAP: tl.constexpr,
-    WINDOW: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr
+    out, partial, sums, locks, q, cache, scales, block_table, query_start, seq_lens, q_token, q_head, out_token, out_head,
+    table_stride, block_stride, scale_stride, scale, soft_cap, window, splits, HK: tl.constexpr, G: tl.constexpr,
+    GP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_N: tl.constexpr, CAP: tl.constexpr,
+    WINDOW: tl.constexpr, KIND: tl.constexpr, FP8: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr
 ):  # fmt: skip
     """One row's query and the G heads of a KV head, over one of at most `splits` spans; GP >= 16 pads G for the dot.
 
@@ -238,10 +268,15 @@ def decode(
         keys = start + tl.arange(0, BLOCK_N)
         at = tile_of(cache, block_table, row, table_stride, block_stride, start, kv_head, HK, D, BLOCK_D, TPB, BLOCK_N)
         there = (keys < length)[:, None] & (columns < D)[None, :]
-        k = tl.load(cache + at, mask=there, other=0.0).to(query.dtype)
-        v = tl.load(cache + at + HK * TPB * D, mask=there, other=0.0).to(query.dtype)
-        product = scores(query, k, position, keys, scale, soft_cap, window, CAP, WINDOW, True)
-        total, largest, acc = absorb(product, v, total, largest, acc)
+        k_scale, v_scale = 1.0, 1.0
+        if KIND == INT8:
+            k_scale, v_scale = scales_of(
+                scales, block_table, row, table_stride, scale_stride, start, keys, length, kv_head, HK, TPB
+            )  # fmt: skip
+        k = widened(tl.load(cache + at, mask=there, other=0), query, KIND, FP8)
+        v = widened(tl.load(cache + at + HK * TPB * D, mask=there, other=0), query, KIND, FP8)
+        product = scores(query, k, k_scale, position, keys, scale, soft_cap, window, CAP, WINDOW, True, KIND)
+        total, largest, acc = absorb(product, v, v_scale, total, largest, acc, KIND)
     result = acc / total[:, None]
     whole = True
     if SPLIT:

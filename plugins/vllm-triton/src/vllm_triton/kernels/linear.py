@@ -16,6 +16,19 @@ ADD = tl.constexpr(1)
 GATED = tl.constexpr(2)
 
 
+@triton.jit
+def prefetch(address, num_bytes: tl.constexpr):
+    """Bring num_bytes (a multiple of 16) behind each address to the L2 cache (PTX ISA, cp.async.bulk.prefetch)."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [address.to(tl.int64), tl.full(address.shape, num_bytes, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 @triton.jit(do_not_specialize=["eps"])
 def one_row(
     out, x, weight, bias, norm, eps, N, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr,
@@ -66,19 +79,6 @@ def one_row(
     if EPILOGUE == ADD:
         result += tl.load(out + rows, mask=valid, other=0.0).to(tl.float32)
     tl.store(out + rows, result.to(out.dtype.element_ty), mask=valid)
-
-
-@triton.jit
-def prefetch(address, num_bytes: tl.constexpr):
-    """Bring num_bytes (a multiple of 16) behind each address to the L2 cache (PTX ISA, cp.async.bulk.prefetch)."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [address.to(tl.int64), tl.full(address.shape, num_bytes, tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit(do_not_specialize=["T"])

@@ -1,4 +1,4 @@
-"""RMS norms, one program a row; statistics in float32."""
+"""Norms, one program a row; statistics in float32."""
 
 from __future__ import annotations
 
@@ -54,3 +54,19 @@ def add_rms_norm(out, residual, x, weight, eps, SIZE: tl.constexpr, BLOCK: tl.co
     value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
     tl.store(out + at, ((scale * value) * w).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def layer_norm(out, x, weight, bias, eps, out_row, x_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """(x - mean) / sqrt(variance + eps) * weight + bias of rows [T, SIZE] that lie out_row and x_row elements apart."""
+    trigger(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    w = tl.load(weight + columns, mask=mask, other=0.0)
+    b = tl.load(bias + columns, mask=mask, other=0.0)
+    wait(PDL)
+    value = tl.load(x + row * x_row + columns, mask=mask, other=0.0).to(tl.float32)
+    value = tl.where(mask, value - tl.sum(value, 0) / SIZE, 0.0)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
+    tl.store(out + row * out_row + columns, (value * scale * w + b).to(out.dtype.element_ty), mask=mask)

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:
+    # Compilers without such launches: with PDL off neither name is compiled.
+    gdc_launch_dependents = gdc_wait = None
 
 
 @triton.jit

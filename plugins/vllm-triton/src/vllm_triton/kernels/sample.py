@@ -1,8 +1,9 @@
-"""Sampling without a sort: the vocabulary in chunks, in three passes.
+"""Sampling without a sort: the vocabulary in chunks, in three passes. `kernels.filter` has the passes of filtered rows.
 
-`measure` finds each chunk's largest logit and whether it is finite. `weigh` sums exp((logit - max) / temperature) per chunk
-in float64. `draw` finds the chunk in which the cumulative weight passes u times the total, and the token in it. u comes
-from Philox4x32-10 (Salmon et al. 2011), counter (length, 0, 0, 0), key the request's seed.
+`measure` finds each chunk's largest logit and whether it is finite. `weigh` sums exp(logit / temperature - the largest of
+these) per chunk in float64. `draw` finds the chunk in which the cumulative weight passes u times the total, and the token in
+it. u comes from Philox4x32-10 (Salmon et al. 2011), counter (length, 0, 0, 0), key the request's seed.
+A row's result depends on that row alone, whatever the number of rows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from vllm_core.api import batch as layout
 from vllm_triton.kernels.pdl import trigger, wait
+
+WORDS = tl.constexpr(layout.ADMIT_WORDS)
+TEMPERATURE = tl.constexpr(layout.A_TEMPERATURE)
+TOP_K = tl.constexpr(layout.A_TOP_K)
+TOP_P = tl.constexpr(layout.A_TOP_P)
+MIN_P = tl.constexpr(layout.A_MIN_P)
+SEED_LOW = tl.constexpr(layout.A_SEED_LOW)
+SEED_HIGH = tl.constexpr(layout.A_SEED_HIGH)
+NONE = tl.constexpr(2147483647)
+"""No token: larger than all."""
+
+
+@triton.jit
+def number(record, COLUMN: tl.constexpr):
+    """A float32 of a request's record."""
+    return tl.load(record + COLUMN).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def filters(record, V):
+    """A request's top_k (0: off), top_p, min_p, and whether any of them drops tokens."""
+    top_k = tl.load(record + TOP_K)
+    top_k = tl.where((top_k > 0) & (top_k < V), top_k, 0)
+    top_p = number(record, TOP_P)
+    min_p = number(record, MIN_P)
+    return top_k, top_p, min_p, (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)
 
 
 @triton.jit
@@ -25,7 +53,7 @@ def measure(largest, where, logits, V, chunks, BLOCK: tl.constexpr, PDL: tl.cons
     value = tl.where(value == value, value, float("inf"))
     highest = tl.max(value, 0)
     tl.store(largest + row * chunks + chunk, highest)
-    index = tl.where((value == highest) & (column < V), column, 2147483647)
+    index = tl.where((value == highest) & (column < V), column, NONE)
     tl.store(where + row * chunks + chunk, tl.min(index, 0))
 
 
@@ -38,29 +66,32 @@ def pick(tokens, nonfinite, highest, largest, where, chunks, BLOCK_C: tl.constex
     chunk = tl.arange(0, BLOCK_C)
     value = tl.load(largest + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
     best = tl.max(value, 0)
-    index = tl.load(where + row * chunks + chunk, mask=chunk < chunks, other=2147483647)
-    tl.store(tokens + row, tl.min(tl.where(value == best, index, 2147483647), 0))
+    index = tl.load(where + row * chunks + chunk, mask=chunk < chunks, other=NONE)
+    tl.store(tokens + row, tl.min(tl.where(value == best, index, NONE), 0))
     tl.store(nonfinite + row, (best == float("inf")) | (best == float("-inf")))
     tl.store(highest + row, best)
 
 
 @triton.jit
-def weigh(
-    sums, logits, highest, records, slots, V, chunks, WORDS: tl.constexpr, TEMPERATURE: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr
-):  # fmt: skip
+def weights(logits, row, column, V, best, temperature):
+    """Scaled logits of columns of a row, and exp of their distance to the largest; both as if -inf behind the end."""
+    value = tl.load(logits + row * V + column, mask=column < V, other=float("-inf"))
+    scaled = tl.div_rn(value, tl.zeros_like(value) + temperature)
+    return scaled, tl.exp(scaled - tl.div_rn(best, temperature))
+
+
+@triton.jit
+def weigh(sums, logits, highest, records, slots, V, chunks, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Sum of a chunk's weights; rows at temperature 0 are skipped."""
     trigger(PDL)
     wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    slot = tl.load(slots + row)
-    temperature = tl.load(records + slot * WORDS + TEMPERATURE).to(tl.float32, bitcast=True)
+    temperature = number(records + tl.load(slots + row) * WORDS, TEMPERATURE)
     if temperature <= 0.0:
         return
     column = chunk * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(logits + row * V + column, mask=column < V, other=float("-inf"))
-    weight = tl.exp((value - tl.load(highest + row)) / temperature)
+    _, weight = weights(logits, row, column, V, tl.load(highest + row), temperature)
     tl.store(sums + row * chunks + chunk, tl.sum(weight.to(tl.float64), 0))
 
 
@@ -89,35 +120,39 @@ def uniform(low, high, position):
 
 @triton.jit
 def draw(
-    tokens, sums, logits, highest, records, slots, lengths, V, chunks, WORDS: tl.constexpr, TEMPERATURE: tl.constexpr,
-    SEED_LOW: tl.constexpr, SEED_HIGH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr
+    tokens, sums, logits, highest, records, slots, lengths, V, chunks, FILTERS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """The first token, in index order, at which the cumulative weight exceeds u times the total."""
+    """The first token, in index order, at which the cumulative weight exceeds u times the total.
+
+    FILTERS: rows that filter are left to `kernels.filter`.
+    """
     trigger(PDL)
     wait(PDL)
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row)
-    temperature = tl.load(records + slot * WORDS + TEMPERATURE).to(tl.float32, bitcast=True)
+    record = records + tl.load(slots + row) * WORDS
+    temperature = number(record, TEMPERATURE)
     best = tl.load(highest + row)
     if (temperature <= 0.0) | (best == float("inf")) | (best == float("-inf")):
         return
-    low = tl.load(records + slot * WORDS + SEED_LOW)
-    high = tl.load(records + slot * WORDS + SEED_HIGH)
-    u = uniform(low, high, tl.load(lengths + row))
+    if FILTERS:
+        _top_k, _top_p, _min_p, filtered = filters(record, V)
+        if filtered:
+            return
+    u = uniform(tl.load(record + SEED_LOW), tl.load(record + SEED_HIGH), tl.load(lengths + row))
     chunk = tl.arange(0, BLOCK_C)
     parts = tl.load(sums + row * chunks + chunk, mask=chunk < chunks, other=0.0)
     running = tl.cumsum(parts, 0)
     target = u * tl.sum(parts, 0)
     passed = (running > target) & (chunk < chunks)
     # Rounding may leave the total below the target: then the last chunk with any weight has it.
-    found = tl.min(tl.where(passed, chunk, 2147483647), 0)
+    found = tl.min(tl.where(passed, chunk, NONE), 0)
     last = tl.max(tl.where(parts > 0.0, chunk, 0), 0)
     found = tl.minimum(found, last)
     before = tl.sum(tl.where(chunk < found, parts, 0.0), 0)
     column = found * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(logits + row * V + column, mask=column < V, other=float("-inf"))
-    weight = tl.exp((value - best) / temperature).to(tl.float64)
-    inner = tl.cumsum(weight, 0) + before
-    token = tl.min(tl.where(inner > target, column, 2147483647), 0)
+    _, weight = weights(logits, row, column, V, best, temperature)
+    inner = tl.cumsum(weight.to(tl.float64), 0) + before
+    token = tl.min(tl.where(inner > target, column, NONE), 0)
     heaviest = tl.max(tl.where(weight > 0.0, column, 0), 0)
     tl.store(tokens + row, tl.minimum(token, heaviest))

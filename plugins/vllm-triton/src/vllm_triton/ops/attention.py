@@ -8,9 +8,12 @@ from torch import Tensor
 from vllm_triton.kernels import attention
 from vllm_triton.ops.cache import KV
 from vllm_triton.ops.launch import Scratch, power_of_2
-from vllm_triton.tuning import active
+from vllm_triton.tuning import Extend, active
 
 MAX_SPLITS = 64
+EXACT = Extend(block_m=32, block_n=16, warps=4, stages=2)
+"""Tiles of float32."""
+
 _SCRATCH = Scratch(64 << 20)
 _LOCKS = Scratch(64 << 10, zero=True)
 
@@ -40,6 +43,8 @@ def paged_attention(
         "TPB": kv.tokens_per_block,
         "CAP": soft_cap > 0.0,
         "WINDOW": window > 0,
+        "KIND": kv.kind,
+        "FP8": active().fp8,
     }
     num_rows = seq_lens.shape[0]
     masks = (scale, soft_cap if soft_cap > 0.0 else 1.0, window)
@@ -59,7 +64,7 @@ def _extend(
     masks: tuple[float, float, int],
     shape: dict[str, int | bool],
 ) -> None:
-    tuning = active().extend if kv.head_size <= 128 and q.element_size() == 2 else active().extend_wide
+    tuning = extend_of(kv.head_size, q)
     padded = power_of_2(int(shape["G"]))
     block_m = max(16, tuning.block_m, padded)
     block_n = min(tuning.block_n, kv.tokens_per_block) if kv.tokens_per_block >= 16 else tuning.block_n
@@ -69,6 +74,7 @@ def _extend(
         out,
         q,
         kv.blocks,
+        kv.scales,
         block_table,
         query_start,
         seq_lens,
@@ -78,6 +84,7 @@ def _extend(
         *out.stride()[:2],
         block_table.stride(0),
         kv.block_stride,
+        kv.scale_stride,
         *masks,
         GP=padded,
         BLOCK_M=block_m,
@@ -86,8 +93,16 @@ def _extend(
         STAGES=tuning.stages,
         num_warps=tuning.warps,
         num_stages=tuning.stages,
+        **dict(tuning.options),
         **shape,
     )
+
+
+def extend_of(head_size: int, q: Tensor) -> Extend:
+    """Tiles for queries of this size and dtype. float32 runs on the scalar units: large tiles only take long to compile."""
+    if q.element_size() == 4:
+        return EXACT
+    return active().extend if head_size <= 128 else active().extend_wide
 
 
 def splits_of(num_rows: int, num_heads: int, max_seq_len: int) -> int:
@@ -126,6 +141,7 @@ def _decode(
         locks.view(torch.int32),
         q,
         kv.blocks,
+        kv.scales,
         block_table,
         query_start,
         seq_lens,
@@ -133,14 +149,17 @@ def _decode(
         *out.stride()[:2],
         block_table.stride(0),
         kv.block_stride,
+        kv.scale_stride,
         *masks,
         splits,
         GP=max(16, power_of_2(int(shape["G"]))),
-        BLOCK_N=min(tuning.block_n, kv.tokens_per_block) if kv.tokens_per_block >= 16 else tuning.block_n,
+        BLOCK_N=min(EXACT.block_n if q.element_size() == 4 else tuning.block_n, max(16, kv.tokens_per_block)),
         SPLIT=splits > 1,
         STAGES=tuning.stages,
-        num_warps=tuning.warps,
+        # Codes are widened in registers, which so few warps do not have.
+        num_warps=tuning.warps if kv.kind == 0 else max(4, tuning.warps),
         num_stages=tuning.stages,
+        **dict(tuning.options),
         **chip.dependent,
         **shape,
     )

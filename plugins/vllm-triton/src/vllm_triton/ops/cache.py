@@ -7,28 +7,66 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_triton.kernels import rope
+from vllm_core.api import UnsupportedError
+from vllm_triton.kernels import codec, rope
+from vllm_triton.offers import BLOCK_SIZES, HEAD_SIZES, ITEM_BYTES, block_bytes_of
 from vllm_triton.ops.launch import power_of_2
 from vllm_triton.tuning import active
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_KINDS = {"fp8": codec.E4M3, "fp8_e4m3": codec.E4M3, "fp8_e5m2": codec.E5M2, "int8": codec.INT8}
 
 
 @dataclass(frozen=True, slots=True)
 class KV:
-    """One layer: blocks [num_blocks, 2, Hk, tokens_per_block, D], keys at 0."""
+    """One layer: blocks [num_blocks, 2, Hk, tokens_per_block, D], keys at 0, of dtype or of codes (`kernels.codec`).
+
+    scales float32 [num_blocks, 2, Hk, tokens_per_block] where the kind has them, else the blocks, unread. words is all of the
+    memory as int32.
+    """
 
     blocks: Tensor
+    scales: Tensor
+    words: Tensor
     tokens_per_block: int
     num_heads: int
     head_size: int
     block_stride: int
+    scale_stride: int
+    kind: int
 
 
 def kv_bind(memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, tokens_per_block: int) -> KV:
-    """View uint8 [num_blocks, block_bytes]."""
-    blocks = memory.view(_DTYPES[dtype]).view(memory.shape[0], 2, num_kv_heads, tokens_per_block, head_size)
-    return KV(blocks, tokens_per_block, num_kv_heads, head_size, blocks.stride(0))
+    """View uint8 [num_blocks, block_bytes]. Raises UnsupportedError for what no kernel reads."""
+    _supported("KV dtype", dtype, ITEM_BYTES, "choose another --kv-cache-dtype")
+    _supported("Head size", head_size, HEAD_SIZES, "use --provider attention=reference")
+    _supported("Block size", tokens_per_block, BLOCK_SIZES, "choose another --block-size")
+    expected = block_bytes_of(num_kv_heads, head_size, dtype, tokens_per_block)
+    if memory.shape[1] != expected:
+        raise UnsupportedError(
+            "KV memory has another layout",
+            on=f"kv_bind, {num_kv_heads} heads of {head_size}, {dtype}, {tokens_per_block} tokens",
+            found=f"{memory.shape[1]} bytes a block",
+            expected=f"{expected} bytes a block",
+            fix="allocate what this provider's kv_layout says",
+        )
+    count, shape = memory.shape[0], (2, num_kv_heads, tokens_per_block, head_size)
+    words = memory.view(torch.int32)
+    if dtype in _DTYPES:
+        blocks = memory.view(_DTYPES[dtype]).view(count, *shape)
+        return KV(blocks, blocks, words, tokens_per_block, num_kv_heads, head_size, blocks.stride(0), 0, codec.PLAIN.value)
+    kind = _KINDS[dtype].value
+    size = 2 * num_kv_heads * tokens_per_block * head_size
+    codes = memory.view(torch.int8) if kind == codec.INT8.value else memory
+    blocks = codes[:, :size].view(count, *shape)
+    scales = memory.view(torch.float32)[:, size // 4 :].view(count, *shape[:3]) if kind == codec.INT8.value else blocks
+    return KV(blocks, scales, words, tokens_per_block, num_kv_heads, head_size, expected, expected // 4, kind)
+
+
+def _supported(what: str, wanted: object, known: object, fix: str) -> None:
+    if wanted not in known:  # type: ignore[operator]
+        listing = ", ".join(map(str, sorted(known)))  # type: ignore[call-overload]
+        raise UnsupportedError(f"{what} has no kernel", on="kv_bind", found=str(wanted), expected=listing, fix=fix)
 
 
 def kv_write(kv: KV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
@@ -40,14 +78,17 @@ def kv_write(kv: KV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
         k,
         v,
         kv.blocks,
+        kv.scales,
         slot_mapping,
         *k.stride()[:2],
         *v.stride()[:2],
         kv.block_stride,
+        kv.scale_stride,
         HK=kv.num_heads,
         D=kv.head_size,
         BLOCK_D=power_of_2(kv.head_size),
         TPB=kv.tokens_per_block,
+        KIND=kv.kind,
         num_warps=1,
     )
 
@@ -112,11 +153,13 @@ def _launch(
         positions,
         positions if cos_sin is None else cos_sin,
         q if kv is None else kv.blocks,
+        q if kv is None else kv.scales,
         slots,
         *q.stride()[:2],
         *k.stride()[:2],
         *v.stride()[:2],
         0 if kv is None else kv.block_stride,
+        0 if kv is None else kv.scale_stride,
         HQ=num_heads,
         HK=num_kv,
         D=size,
@@ -129,6 +172,7 @@ def _launch(
         ROPE=cos_sin is not None,
         INTERLEAVED=interleaved,
         WRITE=kv is not None,
+        KIND=0 if kv is None else kv.kind,
         num_warps=max(1, min(4, heads * size // 256)),
         **dependent,
     )
@@ -141,14 +185,36 @@ def _together(num_heads: int, num_kv: int) -> int:
 
 def kv_copy(kv: KV, source: Tensor, target: Tensor) -> None:
     """Copy whole blocks, int64 [N] each."""
-    kv.blocks[target] = kv.blocks[source]
+    count, size = source.shape[0], kv.words.shape[1]
+    if count:
+        rope.kv_copy[(count, -(-size // 4096))](kv.words, source, target, size, BLOCK=4096, num_warps=8)
 
 
 def kv_export(out: Tensor, kv: KV, blocks: Tensor) -> None:
     """Write blocks in the canonical layout: float32 [N,2,tokens_per_block,Hk,D]."""
-    out.copy_(kv.blocks[blocks].transpose(2, 3))
+    if blocks.shape[0]:
+        rope.kv_export[_canonical(kv, blocks)](out, kv.blocks, kv.scales, blocks, **_block_shape(kv))
 
 
 def kv_import(kv: KV, blocks: Tensor, target: Tensor) -> None:
     """The inverse of `kv_export`, rounded to the KV dtype."""
-    kv.blocks[target] = blocks.transpose(2, 3).to(kv.blocks.dtype)
+    if target.shape[0]:
+        rope.kv_import[_canonical(kv, target)](blocks, kv.blocks, kv.scales, target, **_block_shape(kv))
+
+
+def _canonical(kv: KV, blocks: Tensor) -> tuple[int, int]:
+    return blocks.shape[0], 2 * kv.num_heads
+
+
+def _block_shape(kv: KV) -> dict[str, int]:
+    return {
+        "block_stride": kv.block_stride,
+        "scale_stride": kv.scale_stride,
+        "HK": kv.num_heads,
+        "D": kv.head_size,
+        "BLOCK_D": power_of_2(kv.head_size),
+        "TPB": kv.tokens_per_block,
+        "BLOCK_T": min(kv.tokens_per_block, 4096 // power_of_2(kv.head_size)),
+        "KIND": kv.kind,
+        "num_warps": 4,
+    }

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vllm_core.api import QuantStack, QuantTensor, UnsupportedError, Weight
 from vllm_triton.kernels import linear as kernels
-from vllm_triton.ops.elementwise import KINDS, gated_activation
+from vllm_triton.ops import quant
+from vllm_triton.ops.elementwise import gated_activation, kind_of
 from vllm_triton.ops.launch import Scratch
 from vllm_triton.ops.norm import rms_norm
 from vllm_triton.tuning import active
@@ -39,15 +41,30 @@ class Packed:
     few: int
 
 
-def linear_pack(weight: Tensor, bias: Tensor | None, readers: Sequence[str]) -> Packed:
-    """Keep the weight; `readers` does not matter here."""
+def linear_pack(weight: Weight, bias: Tensor | None, readers: Sequence[str]) -> Packed | quant.QuantPacked:
+    """Keep the weight; `readers` does not matter here. Raises UnsupportedError for a format without a kernel."""
+    if isinstance(weight, QuantTensor):
+        return quant.pack(weight, bias)
+    if isinstance(weight, QuantStack):
+        raise UnsupportedError(
+            "Stack of formats has no kernel",
+            on="linear_pack",
+            found=f"{len(weight.parts)} parts",
+            expected="one format",
+            fix="let the loader decode it",
+        )
     few = FEW_SMALL if weight.numel() <= SMALL_WEIGHT else FEW
     readable = weight.dtype != torch.float32 and weight.shape[1] % 128 == 0
     return Packed(weight, weight.t(), bias, few if readable else 0)
 
 
-def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
+def linear(out: Tensor, x: Tensor, weight: Packed | quant.QuantPacked) -> None:
     """``out = x @ weight.T + bias``; a float32 out of narrower x is not rounded in between."""
+    if isinstance(weight, quant.QuantPacked):
+        if x.shape[0] <= quant.FEW:
+            quant.few_rows(out, x, weight, _PLAIN)
+            return
+        weight = _widened(weight, x.dtype)
     if x.shape[0] <= weight.few:
         _few(out, x, weight, _PLAIN)
         return
@@ -59,8 +76,13 @@ def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
         out.add_(weight.bias)
 
 
-def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed) -> None:
+def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed | quant.QuantPacked) -> None:
     """``residual += x @ weight.T + bias``; ``delta`` is scratch."""
+    if isinstance(weight, quant.QuantPacked):
+        if x.shape[0] <= quant.FEW:
+            quant.few_rows(residual, x, weight, _ADD)
+            return
+        weight = _widened(weight, x.dtype)
     if x.shape[0] <= weight.few:
         _few(residual, x, weight, _ADD)
         return
@@ -69,29 +91,52 @@ def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed) -> No
         residual.add_(weight.bias)
 
 
-def rms_norm_linear(out: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: float, weight: Packed) -> None:
+def rms_norm_linear(
+    out: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: float, weight: Packed | quant.QuantPacked
+) -> None:
     """``out = rms_norm(x) @ weight.T + bias``; ``normed`` is scratch."""
-    if weight.few and x.shape[0] == 1:
+    if isinstance(weight, Packed) and weight.few and x.shape[0] == 1:
         _few(out, x, weight, _PLAIN, norm=norm, eps=eps)
         return
     rms_norm(normed, x, norm, eps)
     linear(out, normed, weight)
 
 
+def gated_linear(out: Tensor, wide: Tensor, x: Tensor, weight: Packed | quant.QuantPacked, kind: str) -> None:
+    """``out = f(gate) * up`` with [gate, up] = x @ weight.T + bias; ``wide`` is scratch."""
+    if isinstance(weight, quant.QuantPacked):
+        if x.shape[0] <= quant.FEW:
+            quant.few_rows(out, x, weight, _GATED, kind)
+            return
+    elif x.shape[0] <= weight.few:
+        _few(out, x, weight, _GATED, kind=kind)
+        return
+    linear(wide, x, weight)
+    gated_activation(out, wide, kind)
+
+
 def rms_norm_gated_linear(
-    out: Tensor, wide: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: float, weight: Packed, kind: str
+    out: Tensor,
+    wide: Tensor,
+    normed: Tensor,
+    x: Tensor,
+    norm: Tensor,
+    eps: float,
+    weight: Packed | quant.QuantPacked,
+    kind: str,
 ) -> None:
     """``out = f(gate) * up`` with [gate, up] = rms_norm(x) @ weight.T + bias; ``wide`` and ``normed`` are scratch."""
-    few = x.shape[0] <= weight.few
-    if few and x.shape[0] == 1:
+    if isinstance(weight, Packed) and weight.few and x.shape[0] == 1:
         _few(out, x, weight, _GATED, norm=norm, eps=eps, kind=kind)
         return
     rms_norm(normed, x, norm, eps)
-    if few:
-        _few(out, normed, weight, _GATED, kind=kind)
-        return
-    linear(wide, normed, weight)
-    gated_activation(out, wide, kind)
+    gated_linear(out, wide, normed, weight, kind)
+
+
+def _widened(weight: quant.QuantPacked, dtype: torch.dtype) -> Packed:
+    """The weight as cuBLAS reads it, for one product."""
+    whole = quant.widened(weight, dtype)
+    return Packed(whole, whole.t(), weight.bias, 0)
 
 
 def _few(
@@ -108,7 +153,7 @@ def _few(
         "K": columns,
         "BIAS": weight.bias is not None,
         "EPILOGUE": epilogue,
-        "KIND": KINDS[kind],
+        "KIND": kind_of(kind),
         **chip.dependent,
     }
     if count == 1:
@@ -125,6 +170,7 @@ def _few(
             BLOCK_K=one.block_k,
             NORM=norm is not None,
             num_warps=one.warps,
+            **dict(one.options),
             **fixed,
         )
         return
@@ -144,9 +190,10 @@ def _few(
         BLOCK_N=few.block_n,
         BLOCK_K=few.block_k,
         SPLIT=few.split,
-        AHEAD=few.ahead,
+        AHEAD=min(few.ahead, columns // few.split * x.element_size()),
         STAGES=few.stages,
         num_warps=few.warps,
         num_stages=few.stages,
+        **dict(few.options),
         **fixed,
     )

@@ -1,4 +1,4 @@
-"""RMS norms."""
+"""Norms."""
 
 from __future__ import annotations
 
@@ -35,6 +35,17 @@ def add_rms_norm(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: 
     norm.add_rms_norm[(rows,)](
         out, residual, x.contiguous(), weight, eps, SIZE=size, BLOCK=block, num_warps=_warps(block), **dependent
     )
+
+
+def layer_norm(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> None:
+    """``out = (x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimension of [T,H]; out may be x."""
+    rows, size = x.shape
+    if not rows:
+        return
+    block = power_of_2(size)
+    strides = (out.stride(0), x.stride(0))
+    warps = _warps(block)
+    norm.layer_norm[(rows,)](out, x, weight, bias, eps, *strides, SIZE=size, BLOCK=block, num_warps=warps, **active().dependent)
 
 
 def _warps(block: int) -> int:

@@ -15,30 +15,43 @@ ROWS = 512
 """Most rows of one sum."""
 
 MAX_RANKS = 8
-HEAD_BYTES = 4 * ROWS * MAX_RANKS
-"""Flags, before the slots: int32 [MAX_RANKS, ROWS], by the rank that raises them."""
+PHASES = 3
+EMPTY = {4: -(1 << 31), 2: -0x7FFF8000}
+"""The word of an empty mailbox, by bytes of an element: minus zero, once or twice."""
 
 
-@dataclass(frozen=True, eq=False)
+def mailbox_bytes(world_size: int, slot_bytes: int) -> int:
+    """Memory of one rank: a slot for each rank and phase."""
+    return PHASES * world_size * slot_bytes
+
+
+@dataclass(slots=True, eq=False)
 class Mailboxes:
-    """One rank's view. `bases` int64 [W]: addresses of every rank's memory, each HEAD_BYTES of flags and 2 W slots.
+    """One rank's view, for sums of tensors whose elements have `item_bytes` (2 or 4) and whose rows are as wide as the first.
 
+    `bases` int64 [W]: addresses of every rank's memory of `mailbox_bytes`, which all hold EMPTY words at the start.
     `stop` int32 [1] is memory of the host that the device reads: not 0 ends every wait.
     """
 
     rank: int
     world_size: int
     slot_bytes: int
+    item_bytes: int
     bases: Tensor
     stop: Tensor
+    width: int = 0
     epochs: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epochs", torch.zeros(ROWS, dtype=torch.int32, device=self.bases.device))
+        self.epochs = torch.zeros(ROWS, dtype=torch.int32, device=self.bases.device)
 
     def takes(self, x: Tensor) -> bool:
-        """Whether a sum of x [T,H] goes this way."""
-        return x.shape[0] <= ROWS and x.numel() * x.element_size() <= self.slot_bytes and x.is_contiguous()
+        """Whether a sum of x [T,H] goes this way. Rows of another width would lie across those that are there."""
+        rows, width = x.shape
+        if rows > ROWS or rows * width * self.item_bytes > self.slot_bytes or width % 2 or not x.is_contiguous():
+            return False
+        self.width = self.width or width
+        return width == self.width
 
 
 def all_reduce(x: Tensor, boxes: Mailboxes) -> None:
@@ -55,7 +68,7 @@ def _launch(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float
     rows, size = x.shape
     if not rows:
         return
-    block = power_of_2(size)
+    block = max(2, power_of_2(size))
     kernels.all_reduce[(rows,)](
         out,
         residual,
@@ -65,11 +78,11 @@ def _launch(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float
         boxes.bases,
         boxes.epochs,
         boxes.stop,
-        boxes.slot_bytes // x.element_size(),
+        boxes.slot_bytes // 4,
         RANK=boxes.rank,
         WORLD=boxes.world_size,
-        ROWS=ROWS,
-        HEAD_BYTES=HEAD_BYTES,
+        EMPTY=EMPTY[boxes.item_bytes],
+        PACK=4 // boxes.item_bytes,
         SIZE=size,
         BLOCK=block,
         NORM=norm,

@@ -1,0 +1,1 @@
+"""Ascend NPUs as a platform of vllm-core."""

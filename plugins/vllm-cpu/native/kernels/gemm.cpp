@@ -1,0 +1,105 @@
+// Products of many rows: a tile of the weight is decoded into the cache, then every row of x passes over it. Bound by FMA.
+#include "formats.h"
+#include "linear.h"
+#include "threads.h"
+
+VLLM_VARIANT_BEGIN
+
+namespace {
+
+// Rows of x and of the weight whose sums are in registers together.
+constexpr int MR = VF == 16 ? 6 : 3, NR = 4;
+
+// Numbers of K after which rows of x are looked at anew, so that NR rows of the tile and MR of x stay in the first cache.
+constexpr int64_t K_STEP = 1024;
+
+// Rows of x that pass over the whole tile before the next ones: they stay in the second cache.
+constexpr int64_t M_STEP = 48;
+
+template <int M>
+VLLM_INLINE void sums_of(const float *x, int64_t kp, const float *tile, vf sums[M][NR], int64_t k0, int64_t k1) {
+    for (int64_t k = k0; k < k1; k += VF) {
+        vf weight[NR];
+        for (int n = 0; n < NR; ++n) weight[n] = vf_load(tile + n * kp + k);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+            vf value = vf_load(x + m * kp + k);
+            for (int n = 0; n < NR; ++n) sums[m][n] = vf_fma(weight[n], value, sums[m][n]);
+        }
+    }
+}
+
+// M rows of x times NR rows of the tile, K from k0 on; `kept` carries the sums from one step of K to the next.
+template <int M>
+void multiply(const float *x, int64_t kp, const float *tile, float *kept, int64_t k0, int64_t k1, float *out, int64_t ldo) {
+    vf sums[M][NR];
+    for (int m = 0; m < M; ++m)
+        for (int n = 0; n < NR; ++n) sums[m][n] = k0 ? vf_load(kept + (m * NR + n) * VF) : vf_zero();
+    sums_of<M>(x, kp, tile, sums, k0, k1);
+    if (k1 < kp) {
+        for (int m = 0; m < M; ++m)
+            for (int n = 0; n < NR; ++n) vf_store(kept + (m * NR + n) * VF, sums[m][n]);
+        return;
+    }
+    for (int m = 0; m < M; ++m) vf_sum4(out + m * ldo, sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
+}
+
+void multiply_rows(int64_t m, const float *x, int64_t kp, const float *tile, float *kept, int64_t k0, int64_t k1, float *out,
+                   int64_t ldo) {
+    switch (m) {
+        case 1: return multiply<1>(x, kp, tile, kept, k0, k1, out, ldo);
+        case 2: return multiply<2>(x, kp, tile, kept, k0, k1, out, ldo);
+        case 3: return multiply<3>(x, kp, tile, kept, k0, k1, out, ldo);
+        case 4: return multiply<(MR < 4 ? MR : 4)>(x, kp, tile, kept, k0, k1, out, ldo);
+        case 5: return multiply<(MR < 5 ? MR : 5)>(x, kp, tile, kept, k0, k1, out, ldo);
+        default: return multiply<MR>(x, kp, tile, kept, k0, k1, out, ldo);
+    }
+}
+
+template <class Format>
+void decode_rows(const vllm_matrix &w, int64_t n0, int64_t n1, int64_t padded, float *tile, int64_t kp) {
+    int64_t chunks = (w.k + Format::CHUNK - 1) / Format::CHUNK;
+    for (int64_t n = n0; n < n1; ++n) {
+        Row row = row_of(w, n);
+        float *out = tile + (n - n0) * kp;
+        for (int64_t c = 0; c < chunks; ++c)
+            Format::decode(row, c, [&](int i, vf weight) { vf_store(out + c * Format::CHUNK + i * VF, weight); });
+    }
+    memset(tile + (n1 - n0) * kp, 0, static_cast<size_t>((padded - (n1 - n0)) * kp) * 4);
+}
+
+}  // namespace
+
+bool multiply_tile(const vllm_matrix &w, const Inputs &in, int64_t n0, int64_t n1, const Output &output, int64_t first) {
+    int64_t width = n1 - n0, padded = (width + NR - 1) / NR * NR, kp = in.kp;
+    const float *tile;
+    if (w.format == VLLM_ROWS_FLOAT32 && w.k == kp && w.row_bytes == kp * 4 && padded == width) {
+        tile = static_cast<const float *>(w.data) + n0 * kp;
+    } else {
+        float *decoded = static_cast<float *>(scratch(2, static_cast<size_t>(padded * kp) * 4));
+        if (!decoded || !with_format(w.format, [&](auto format) {
+                decode_rows<decltype(format)>(w, n0, n1, padded, decoded, kp);
+            }))
+            return false;
+        tile = decoded;
+    }
+    // Products of one block of rows, and the sums between two steps of K.
+    size_t products_bytes = static_cast<size_t>(M_STEP * padded) * 4;
+    char *memory = static_cast<char *>(scratch(3, products_bytes + static_cast<size_t>(M_STEP * padded * VF) * 4));
+    if (!memory) return false;
+    float *products = reinterpret_cast<float *>(memory), *kept = reinterpret_cast<float *>(memory + products_bytes);
+    for (int64_t m0 = 0; m0 < in.rows; m0 += M_STEP) {
+        int64_t m1 = m0 + M_STEP < in.rows ? m0 + M_STEP : in.rows;
+        for (int64_t k0 = 0; k0 < kp; k0 += K_STEP) {
+            int64_t k1 = k0 + K_STEP < kp ? k0 + K_STEP : kp;
+            for (int64_t n = 0; n < padded; n += NR)
+                for (int64_t m = m0; m < m1; m += MR)
+                    multiply_rows(m1 - m < MR ? m1 - m : MR, in.x + m * kp, kp, tile + n * kp,
+                                  kept + ((m - m0) * padded + n * MR) * VF, k0, k1, products + (m - m0) * padded + n, padded);
+        }
+        for (int64_t m = m0; m < m1; ++m) store(output, m, first, products + (m - m0) * padded, width);
+    }
+    return true;
+}
+
+VLLM_VARIANT_END

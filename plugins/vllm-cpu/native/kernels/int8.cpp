@@ -1,0 +1,112 @@
+// Integer products of any number of rows. On CPUs without these instructions there are none, and `linear` stays exact.
+#include "int8.h"
+
+#include "linear.h"
+
+VLLM_VARIANT_BEGIN
+
+#ifdef __AVX2__
+
+namespace {
+
+// M rows of x against NR of the weight.
+template <class Format, int M, int NR>
+VLLM_INLINE void block8(const vllm_matrix &w, const Inputs8 &in, int64_t n, int64_t count, float *out, int64_t stride) {
+    Row rows[NR];
+    for (int r = 0; r < NR; ++r) rows[r] = row_of(w, n + (r < count ? r : 0));
+    __m256 sums[NR][M];
+    float offsets[NR][M];
+    for (int r = 0; r < NR; ++r)
+        for (int m = 0; m < M; ++m) sums[r][m] = _mm256_setzero_ps(), offsets[r][m] = 0.0f;
+    int64_t blocks = in.k / 32;
+    int64_t bytes = w.row_bytes * 32 * Format::BLOCKS / w.k, ahead = 2 * NR * w.row_bytes;
+    for (int64_t c = 0; c < blocks / Format::BLOCKS; ++c) {
+        for (int r = 0; r < NR; ++r) __builtin_prefetch(rows[r].data + c * bytes + ahead);
+#pragma GCC unroll 4
+        for (int r = 0; r < NR; ++r)
+            Format::decode(rows[r], c, [&](int i, __m256i weight, __m256 scale, float offset) __attribute__((always_inline)) {
+                int64_t at = c * Format::BLOCKS + i;
+                for (int m = 0; m < M; ++m) {
+                    __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(in.q + m * in.k + at * 32));
+                    __m256 dot = _mm256_cvtepi32_ps(dot32<Format::SIGNED>(weight, q));
+                    __m256 both = _mm256_mul_ps(scale, _mm256_broadcast_ss(in.step + m * blocks + at));
+                    sums[r][m] = _mm256_fmadd_ps(dot, both, sums[r][m]);
+                    if (!Format::SIGNED) offsets[r][m] += offset * in.sum[m * blocks + at];
+                }
+            });
+    }
+    for (int m = 0; m < M; ++m)
+        for (int r = 0; r < NR && r < count; ++r) {
+            __m128 s = _mm_add_ps(_mm256_castps256_ps128(sums[r][m]), _mm256_extractf128_ps(sums[r][m], 1));
+            s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+            out[m * stride + r] = _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s))) + offsets[r][m];
+        }
+}
+
+template <class Format, int M, int NR>
+void range8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, float *out, int64_t stride) {
+    for (int64_t n = n0; n < n1; n += NR)
+        block8<Format, M, NR>(w, in, n, n1 - n < NR ? n1 - n : NR, out + (n - n0), stride);
+}
+
+}  // namespace
+
+bool reads_int8(const vllm_matrix &w) {
+    return w.k % 32 == 0 && with_format8(w.format, [](auto) {});
+}
+
+void quantise_row(const float *x, int64_t k, int8_t *q, float *step, float *sum) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    for (int64_t b = 0; b < k / 32; ++b) {
+        __m256 v[4], top = _mm256_setzero_ps();
+        for (int i = 0; i < 4; ++i) {
+            v[i] = _mm256_loadu_ps(x + b * 32 + i * 8);
+            top = _mm256_max_ps(top, _mm256_andnot_ps(sign, v[i]));
+        }
+        __m128 t = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
+        t = _mm_max_ps(t, _mm_movehl_ps(t, t));
+        float most = _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
+        __m256 inverse = _mm256_set1_ps(most > 0.0f ? 127.0f / most : 0.0f);
+        __m256i n[4], total = _mm256_setzero_si256();
+        for (int i = 0; i < 4; ++i) {
+            n[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
+            total = _mm256_add_epi32(total, n[i]);
+        }
+        __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
+        packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(q + b * 32), packed);
+        int32_t parts[8], all = 0;
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(parts), total);
+        for (int i = 0; i < 8; ++i) all += parts[i];
+        step[b] = most / 127.0f;
+        sum[b] = step[b] * static_cast<float>(all);
+    }
+}
+
+bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, float *out, int64_t stride) {
+    return with_format8(w.format, [&](auto format) {
+        using Format = decltype(format);
+        int64_t blocks = in.k / 32, m = 0;
+        for (; m < in.rows; m += 4) {
+            Inputs8 part{in.q + m * in.k, in.step + m * blocks, in.sum + m * blocks, in.k, in.rows - m};
+            if (part.rows >= 4) {
+                range8<Format, 4, 2>(w, part, n0, n1, out + m * stride, stride);
+                continue;
+            }
+            for (int64_t rest = 0; rest < part.rows; ++rest) {
+                Inputs8 one{part.q + rest * in.k, part.step + rest * blocks, part.sum + rest * blocks, in.k, 1};
+                range8<Format, 1, 4>(w, one, n0, n1, out + (m + rest) * stride, stride);
+            }
+        }
+    });
+}
+
+#else
+
+bool reads_int8(const vllm_matrix &) { return false; }
+void quantise_row(const float *, int64_t, int8_t *, float *, float *) {}
+bool multiply_vector8(const vllm_matrix &, const Inputs8 &, int64_t, int64_t, float *, int64_t) { return false; }
+
+#endif
+
+VLLM_VARIANT_END

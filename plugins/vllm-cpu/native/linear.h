@@ -1,0 +1,39 @@
+// The parts of `linear`: what each file of it offers to the others.
+#ifndef VLLM_CPU_LINEAR_H
+#define VLLM_CPU_LINEAR_H
+
+#include "simd.h"
+
+VLLM_VARIANT_BEGIN
+
+// Rows of x in float, in the order of a format, zeros up to `kp`, the format's K rounded up to vectors.
+struct Inputs {
+    const float *x;
+    int64_t kp;
+    int64_t rows;
+};
+
+// What happens to products before they are stored: bias, sum with what is there, dtype.
+struct Output {
+    char *data;
+    int64_t stride;  // elements
+    int32_t dtype;
+    int32_t add;
+    const float *bias;  // by column
+};
+
+// Most rows for which weights are decoded straight into the sums.
+constexpr int64_t VECTOR_ROWS = 4;
+
+// Columns n0 .. n1 of the product for up to VECTOR_ROWS rows, to out [rows, n1 - n0] of `stride`.
+bool multiply_vector(const vllm_matrix &w, const Inputs &in, int64_t n0, int64_t n1, float *out, int64_t stride);
+
+// Columns n0 .. n1 for any number of rows, handed to `output` from column `first` on. Uses scratch slots 2 and 3.
+bool multiply_tile(const vllm_matrix &w, const Inputs &in, int64_t n0, int64_t n1, const Output &output, int64_t first);
+
+// Store `count` products of row `row` from column `column` on.
+void store(const Output &output, int64_t row, int64_t column, float *products, int64_t count);
+
+VLLM_VARIANT_END
+
+#endif

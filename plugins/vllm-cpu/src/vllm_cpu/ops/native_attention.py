@@ -1,0 +1,173 @@
+"""The family ``kv``, rotary embedding and attention without a cache, through the C ABI. Oracle: `vllm_core.ops.attention`."""
+
+from __future__ import annotations
+
+import ctypes
+
+from torch import Tensor
+
+from vllm_cpu.native_kv import CKV, KV_DTYPES
+from vllm_cpu.ops.native_call import DTYPES, function, packer, refused
+
+_pack_write = packer("PPPPqqqq")
+_pack_blocks = packer("PPPPq")
+_pack_heads = packer("PPPPqqqqqqqqqPPPPPqd")
+_pack_attention = packer("PPPPPPqqqqqqqdd")
+_pack_encoder = packer("PPPPPqqqqqqqqqd")
+_kv_write, _kv_copy, _kv_export, _kv_import = map(function, ("kv_write", "kv_copy", "kv_export", "kv_import"))
+_rotary_embedding, _qk_norm_rope_kv_write = map(function, ("rotary_embedding", "qk_norm_rope_kv_write"))
+_paged_attention, _encoder_attention = map(function, ("paged_attention", "encoder_attention"))
+
+
+class KV:
+    """One layer's blocks in the library's layout: `address` of its struct, which lives as long as this does."""
+
+    __slots__ = ("_memory", "_struct", "address")
+
+    def __init__(self, memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, tokens_per_block: int) -> None:
+        blocks, size = memory.shape
+        self._memory = memory
+        self._struct = CKV(memory.data_ptr(), blocks, size, num_kv_heads, head_size, tokens_per_block, KV_DTYPES[dtype])
+        self.address = ctypes.addressof(self._struct)
+
+
+def kv_bind(memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, tokens_per_block: int) -> KV:
+    """View uint8 [num_blocks, block_bytes]."""
+    return KV(memory, num_kv_heads, head_size, dtype, tokens_per_block)
+
+
+def kv_write(kv: KV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+    """Store [T,Hk,D] at int64 [T] slots."""
+    pointers = kv.address, k.data_ptr(), v.data_ptr(), slot_mapping.data_ptr()
+    status = _kv_write(_pack_write(0, *pointers, k.stride()[0], v.stride()[0], k.shape[0], DTYPES[k.dtype]))
+    if status:
+        raise refused("kv_write", status, k, v, slot_mapping)
+
+
+def kv_copy(kv: KV, source: Tensor, target: Tensor) -> None:
+    """Copy whole blocks."""
+    status = _kv_copy(_pack_blocks(0, kv.address, 0, source.data_ptr(), target.data_ptr(), source.shape[0]))
+    if status:
+        raise refused("kv_copy", status, source, target)
+
+
+def kv_export(out: Tensor, kv: KV, blocks: Tensor) -> None:
+    """Write float32 [N,2,tokens_per_block,Hk,D]."""
+    status = _kv_export(_pack_blocks(0, kv.address, out.data_ptr(), blocks.data_ptr(), 0, blocks.shape[0]))
+    if status:
+        raise refused("kv_export", status, out, blocks)
+
+
+def kv_import(kv: KV, blocks: Tensor, target: Tensor) -> None:
+    """The inverse of `kv_export`."""
+    status = _kv_import(_pack_blocks(0, kv.address, blocks.data_ptr(), 0, target.data_ptr(), target.shape[0]))
+    if status:
+        raise refused("kv_import", status, blocks, target)
+
+
+def rotary_embedding(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool) -> None:
+    """Rotate the first ``2 * cos_sin.shape[2]`` elements of each head of q and k in place."""
+    tokens, q_heads, size = q.shape
+    pointers = q.data_ptr(), k.data_ptr(), positions.data_ptr(), cos_sin.data_ptr()
+    sizes = q.stride()[0], k.stride()[0], tokens, q_heads, k.shape[1], size, 2 * cos_sin.shape[2], int(interleaved)
+    status = _rotary_embedding(_pack_heads(0, *pointers, *sizes, DTYPES[q.dtype], 0, 0, 0, 0, 0, 0, 0.0))
+    if status:
+        raise refused("rotary_embedding", status, q, k, positions, cos_sin)
+
+
+def qk_norm_rope_kv_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    interleaved: bool,
+    kv: KV,
+    slot_mapping: Tensor,
+) -> None:
+    """Norms where there are weights, rotation where there is a table, then the write."""
+    tokens, q_heads, size = q.shape
+    table, rotary = (0, 0) if cos_sin is None else (cos_sin.data_ptr(), 2 * cos_sin.shape[2])
+    status = _qk_norm_rope_kv_write(
+        _pack_heads(
+            0,
+            q.data_ptr(),
+            k.data_ptr(),
+            positions.data_ptr(),
+            table,
+            q.stride()[0],
+            k.stride()[0],
+            tokens,
+            q_heads,
+            k.shape[1],
+            size,
+            rotary,
+            interleaved,
+            DTYPES[q.dtype],
+            v.data_ptr(),
+            0 if q_weight is None else q_weight.data_ptr(),
+            0 if k_weight is None else k_weight.data_ptr(),
+            kv.address,
+            slot_mapping.data_ptr(),
+            v.stride()[0],
+            eps,
+        )
+    )
+    if status:
+        raise refused("qk_norm_rope_kv_write", status, q, k, v, slot_mapping)
+
+
+def paged_attention(
+    out: Tensor,
+    q: Tensor,
+    kv: KV,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float,
+    window: int,
+    soft_cap: float,
+) -> None:
+    """Causal attention over the paged KV: q and out [T,Hq,D], int32 block_table [S,B]."""
+    _, heads, size = q.shape
+    rows, columns = block_table.shape
+    status = _paged_attention(
+        _pack_attention(
+            0,
+            out.data_ptr(),
+            q.data_ptr(),
+            kv.address,
+            query_start.data_ptr(),
+            seq_lens.data_ptr(),
+            block_table.data_ptr(),
+            heads * size,
+            q.stride()[0],
+            columns,
+            rows,
+            heads,
+            window,
+            DTYPES[q.dtype],
+            scale,
+            soft_cap,
+        )
+    )
+    if status:
+        raise refused("paged_attention", status, out, q, query_start, seq_lens, block_table)
+
+
+def encoder_attention(
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, max_query_len: int, scale: float
+) -> None:
+    """Bidirectional attention within each row: q and out [T,Hq,D], k and v [T,Hk,D]."""
+    _, heads, size = q.shape
+    pointers = out.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), query_start.data_ptr()
+    strides = heads * size, q.stride()[0], k.stride()[0], v.stride()[0]
+    sizes = query_start.shape[0] - 1, heads, k.shape[1], size, DTYPES[q.dtype]
+    status = _encoder_attention(_pack_encoder(0, *pointers, *strides, *sizes, scale))
+    if status:
+        raise refused("encoder_attention", status, out, q, k, v, query_start)

@@ -1,0 +1,221 @@
+"""Products and embeddings through the C ABI; weights stay packed. Oracles: `vllm_core.ops.linear`, `vllm_core.ops.embedding`.
+
+What is constant at a call site is one C struct, made at its first call; a call then passes seven numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_core.api import QuantStack, QuantTensor, UnsupportedError, Weight
+from vllm_cpu.native import CLinearCall, CMatrix, load
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int32: 3, torch.int64: 4}
+FORMATS = {
+    "q4_0": 3,
+    "q4_1": 4,
+    "q5_0": 5,
+    "q5_1": 6,
+    "q8_0": 7,
+    "q4_k": 10,
+    "q5_k": 11,
+    "q6_k": 12,
+    "int8_channel": 13,
+    "int4_group": 14,
+}
+GATES = {"silu": 1, "gelu": 2, "gelu_tanh": 3}
+_STATUS = {1: "unsupported", 2: "invalid", 3: "failed"}
+
+_P, _I64, _I32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+def _bound(name: str, *arguments: Any) -> Any:
+    library = load().library
+    assert library is not None, "offered without a library"
+    # A handle of its own: two users of one symbol may give it different argument types.
+    return ctypes.CFUNCTYPE(_I32, *arguments)((name, library))
+
+
+_linear = _bound("vllm_linear", _P, _P, _I64, _P, _I64, _I64, _P)
+_embedding = _bound("vllm_embedding", _P, _I64, _I32, _P, _I32, _I64, _P, _I64, ctypes.c_double, _P)
+
+
+class Packed:
+    """A weight as the library reads it: its parts' addresses, and the tensors that own them."""
+
+    __slots__ = ("_activation", "_bias", "_calls", "_kept", "_parts", "k", "n", "readers")
+
+    def __init__(self, weight: Weight, bias: Tensor | None, readers: Sequence[str], activation: int = 0) -> None:
+        parts = weight.parts if isinstance(weight, QuantStack) else (weight,)
+        self._kept = [_usable(part) for part in parts]
+        self._parts = (CMatrix * len(parts))(*(matrix_of(part) for part in self._kept))
+        self._bias = None if bias is None else bias.float().contiguous()
+        self._calls: dict[Any, tuple[CLinearCall, int]] = {}
+        self.n, self.k = (int(size) for size in weight.shape)
+        self.readers = tuple(readers)
+        self._activation = activation
+
+    @property
+    def out_features(self) -> int:
+        """Columns of the output."""
+        return self.n
+
+    def call(self, x: torch.dtype, out: torch.dtype, *, add: bool = False, gate: int = 0) -> int:
+        """Address of the call's struct without a norm."""
+        found = self._calls.get((x, out, add, gate))
+        return found[1] if found is not None else self._make((x, out, add, gate), x, out, add=add, gate=gate)
+
+    def normed(self, x: torch.dtype, out: torch.dtype, norm: Tensor, eps: float, gate: int = 0) -> int:
+        """Address of the call's struct with an RMS norm of x before the product."""
+        key = (x, out, norm.data_ptr(), eps, gate)
+        found = self._calls.get(key)
+        return found[1] if found is not None else self._make(key, x, out, gate=gate, norm=norm, eps=eps)
+
+    def _make(
+        self,
+        key: Any,
+        x: torch.dtype,
+        out: torch.dtype,
+        *,
+        add: bool = False,
+        gate: int = 0,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> int:
+        call = CLinearCall(
+            parts=self._parts,
+            num_parts=len(self._parts),
+            n=self.n,
+            k=self.k,
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            norm=None if norm is None else norm.data_ptr(),
+            eps=eps,
+            norm_dtype=0 if norm is None else DTYPES[norm.dtype],
+            gate=gate,
+            add=int(add),
+            activation=self._activation,
+            x_dtype=DTYPES[x],
+            out_dtype=DTYPES[out],
+        )
+        self._calls[key] = (call, ctypes.addressof(call))
+        return ctypes.addressof(call)
+
+
+def matrix_of(weight: Tensor | QuantTensor) -> CMatrix:
+    """The C struct of a weight whose tensors are contiguous."""
+    if isinstance(weight, Tensor):
+        rows, columns = weight.shape
+        row_bytes = columns * weight.element_size()
+        return CMatrix(data=weight.data_ptr(), n=rows, k=columns, row_bytes=row_bytes, format=DTYPES[weight.dtype])
+    rows, columns = weight.shape
+    scale = weight.scale
+    return CMatrix(
+        data=weight.data.data_ptr(),
+        scale=None if scale is None else scale.data_ptr(),
+        zero=None if weight.zero is None else weight.zero.data_ptr(),
+        n=rows,
+        k=columns,
+        row_bytes=weight.data.shape[1] * weight.data.element_size(),
+        format=FORMATS[weight.format],
+        group=columns // scale.shape[1] if weight.format == "int4_group" and scale is not None else 0,
+    )
+
+
+def linear_pack(weight: Weight, bias: Tensor | None, readers: Sequence[str]) -> Packed:
+    """Keep the weight as it is. Raises UnsupportedError for groups that the kernels do not read."""
+    return Packed(weight, bias, readers)
+
+
+def linear_pack_int8(weight: Weight, bias: Tensor | None, readers: Sequence[str]) -> Packed:
+    """As `linear_pack`; a few rows of inputs are rounded to eight bits, a scale for each 32."""
+    return Packed(weight, bias, readers, activation=1)
+
+
+def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
+    """``out[T,N] = x[T,K] @ weight.T + bias``."""
+    call = weight.call(x.dtype, out.dtype)
+    status = _linear(call, out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), x.shape[0], None)
+    if status:
+        raise _refused("vllm_linear", status, x)
+
+
+def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed) -> None:
+    """``residual += linear(x)``."""
+    call = weight.call(x.dtype, residual.dtype, add=True)
+    status = _linear(call, residual.data_ptr(), residual.stride(0), x.data_ptr(), x.stride(0), x.shape[0], None)
+    if status:
+        raise _refused("vllm_linear", status, x)
+
+
+def rms_norm_linear(out: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: float, weight: Packed) -> None:
+    """``out = linear(rms_norm(x))``; the normed rows are not rounded to x's dtype."""
+    call = weight.normed(x.dtype, out.dtype, norm, eps)
+    status = _linear(call, out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), x.shape[0], None)
+    if status:
+        raise _refused("vllm_linear", status, x)
+
+
+def rms_norm_gated_linear(
+    out: Tensor, wide: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: float, weight: Packed, kind: str
+) -> None:
+    """``out = gated_activation(linear(rms_norm(x)), kind)``."""
+    call = weight.normed(x.dtype, out.dtype, norm, eps, GATES[kind])
+    status = _linear(call, out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), x.shape[0], None)
+    if status:
+        raise _refused("vllm_linear", status, x)
+
+
+_tables: dict[int, tuple[Any, CMatrix]] = {}
+
+
+def embedding(out: Tensor, ids: Tensor, weight: Weight, scale: float) -> None:
+    """``out[T,H] = weight[ids] * scale``."""
+    embedding_shard(out, ids, weight, 0, scale)
+
+
+def embedding_shard(out: Tensor, ids: Tensor, weight: Weight, first: int, scale: float) -> None:
+    """``out[T,H] = weight[ids - first] * scale``, 0 where another worker holds the row."""
+    data = weight if isinstance(weight, Tensor) else weight.data  # type: ignore[union-attr]
+    known = _tables.get(data.data_ptr())
+    if known is None or known[0] is not weight:
+        assert not isinstance(weight, QuantStack), "tables are not stacked"
+        known = _tables[data.data_ptr()] = (weight, matrix_of(weight))
+    table = ctypes.addressof(known[1])
+    status = _embedding(
+        out.data_ptr(), out.stride(0), DTYPES[out.dtype], ids.data_ptr(), DTYPES[ids.dtype], len(ids), table, first, scale, None
+    )
+    if status:
+        raise _refused("vllm_embedding", status, out)
+
+
+def _usable(weight: Tensor | QuantTensor) -> Tensor | QuantTensor:
+    """The weight with contiguous tensors, and scales in float32."""
+    if isinstance(weight, Tensor):
+        return weight.contiguous()
+    group = weight.shape[1] // weight.scale.shape[1] if weight.format == "int4_group" and weight.scale is not None else 32
+    if weight.format not in FORMATS or group % 32:
+        raise UnsupportedError(
+            "Weights are in a form that has no kernel",
+            on=f"linear_pack, {weight.format} {weight.shape}",
+            found=f"groups of {group} inputs",
+            expected=f"one of {', '.join(FORMATS)}, groups of a multiple of 32",
+            fix="--deny-provider vllm-cpu-native",
+        )
+    scale = None if weight.scale is None else weight.scale.float().contiguous()
+    zero = None if weight.zero is None else weight.zero.contiguous()
+    return QuantTensor(weight.format, weight.shape, weight.data.contiguous(), scale, zero)
+
+
+def _refused(name: str, status: int, x: Tensor) -> UnsupportedError:
+    return UnsupportedError(
+        "Native op failed",
+        on=f"{name}, {x.dtype} {tuple(x.shape)}",
+        found=f"status {status} ({_STATUS.get(status, 'unknown')})",
+        expected="status 0",
+        fix="--deny-provider vllm-cpu-native, and report it to the library's authors",
+    )

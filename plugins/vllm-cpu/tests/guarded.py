@@ -1,0 +1,103 @@
+"""Runs every native op over random shapes with each tensor before a page that may not be touched: a child of
+test_native_guard.py, which a fault ends. Prints the number of calls.
+
+    python guarded.py [OP ...]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_core.api import OPS, load_entry
+from vllm_core.ops import check, inputs
+from vllm_core.ops.place import Placed, Placement, poison
+from vllm_cpu import native_kv
+from vllm_cpu.backends import generic
+from vllm_cpu.backends import native as native_offers
+
+PAGE = mmap.PAGESIZE
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_mapped: list[tuple[int, int]] = []
+READ_WRITE, PRIVATE_ANONYMOUS = 3, 0x22
+
+
+def guarded(host: Tensor, *, at_the_front: bool = False) -> Tensor:
+    """A copy that ends at a page without access, or begins behind one."""
+    size = host.numel() * host.element_size()
+    pages = -(-size // PAGE) or 1
+    base = _libc.mmap(None, (pages + 2) * PAGE, READ_WRITE, PRIVATE_ANONYMOUS, -1, 0)
+    assert base != ctypes.c_void_p(-1).value, ctypes.get_errno()
+    _mapped.append((base, (pages + 2) * PAGE))
+    for guard in (base, base + (pages + 1) * PAGE):
+        assert _libc.mprotect(guard, PAGE, 0) == 0
+    if not size:
+        return host.clone()
+    begin = base + PAGE if at_the_front else base + (pages + 1) * PAGE - size
+    memory = (ctypes.c_byte * size).from_address(begin)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8).view(host.dtype).view(host.shape)
+    tensor.copy_(host)
+    return tensor
+
+
+def release() -> None:
+    """Give back all pages."""
+    while _mapped:
+        _libc.munmap(*_mapped.pop())
+
+
+@dataclass(slots=True)
+class Guarded(Placement):
+    """Places each argument alone, without the padding that other checks need."""
+
+    front: bool = False
+
+    def _place(self, host: Tensor, *, output: bool, strided: bool) -> Placed:
+        there = guarded(poison(torch.empty_like(host)) if output else host, at_the_front=self.front)
+        return Placed(there, there, host, tuple(host.shape), False)
+
+
+def run(op: str, provider: check.Provider, dtype: str, seed: int, shape_class: str, *, front: bool) -> None:
+    """One call."""
+    spec = OPS[op]
+    generated: list[Any] = list(spec.load_generator()(dtype, seed, shape_class))
+    placement = Guarded(front=front)
+    placement.copy = lambda host: guarded(host, at_the_front=front)
+    provider.ops[op](*placement.arguments(spec, generated, provider.realize))
+    release()
+
+
+def main(only: list[str]) -> None:
+    """All ops, or those named."""
+    ops = {name: load_entry(entry) for offer in generic.offers() for name, entry in offer.ops.items()}
+    mine = {name: load_entry(entry) for offer in native_offers.offers() for name, entry in offer.ops.items()}
+    provider = check.Provider(ops | mine, native_kv.kv_layout)
+    calls = 0
+    sizes = ("", "/q5/k5/d20/b3/h77", "/q3/k1/d33/b5/h129", "/q2/k2/d8/b16/h8", "/q8/k2/d40/b8/h1000")
+    for op in only or sorted(mine):
+        if op in check.PRIVATE:
+            continue
+        kinds = ("", "/kv_int8", "/kv_fp8") if op.startswith(("kv_", "paged")) else ("",)
+        batch = inputs.SHAPE_CLASSES[op] in (inputs.STEP_CLASSES, inputs.TAIL_CLASSES)
+        for number, shape_class in enumerate(inputs.SHAPE_CLASSES[op]):
+            for size in sizes[: 1 if batch or shape_class == "long" else None]:
+                for kind in kinds:
+                    dtype = ("float32", "bfloat16", "float16")[(number + calls) % 3]
+                    for front in (False, True):
+                        run(op, provider, dtype, calls, f"{shape_class}{size}{kind}", front=front)
+                        calls += 1
+    print(calls)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

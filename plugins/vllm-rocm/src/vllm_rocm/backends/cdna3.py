@@ -1,0 +1,45 @@
+"""CDNA 3 (gfx942): waves of 64, MFMA, 64 KiB of LDS, 512 vector registers of which accumulators may take half.
+
+Sizes are chosen from what the compiler reports (registers, LDS, waves that fit), not measured on a chip. Two waves for
+each SIMD hide memory behind products; MFMA of 16 rows fits the few queries of a decode step; pairs of K steps (`kpack`)
+make LDS reads as wide as they go.
+"""
+
+from __future__ import annotations
+
+from vllm_triton.tuning import Decode, Extend, FewRows, OneRow, Tuning
+
+MATRIX = (("matrix_instr_nonkdim", 16), ("kpack", 2), ("waves_per_eu", 2))
+
+
+def one_row(rows: int, columns: int) -> OneRow:
+    """4 KiB of each weight row at a time: a wave of 64 lanes loads 1 KiB at once."""
+    return OneRow(4, 1024, 4) if columns <= 1024 else OneRow(4, 2048, 4)
+
+
+def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:
+    """Tiles of 16 or 64 rows of x; as many stages as 64 KiB of LDS hold."""
+    block_m = 16 if count <= 16 else 64 if count <= 64 else 128
+    block_n = 16 if rows < 4096 else 32 if rows < 16384 or gated else 64
+    block_k = 128 if block_m <= 64 else 64
+    stages = 3 if block_m <= 64 and block_n <= 32 and not gated else 2
+    return FewRows(block_m, block_n, block_k, 4, stages, split_of(rows, columns, block_n, block_k), 0, MATRIX)
+
+
+def split_of(rows: int, columns: int, block_n: int, block_k: int) -> int:
+    """Parts of K: doubled until every compute unit has a program, each part at least 512 columns of whole tiles."""
+    split, tiles = 1, -(-rows // block_n)
+    while tiles * split < 256 and columns >= 1024 * split and columns % (2 * split * block_k) == 0:
+        split *= 2
+    return split
+
+
+TUNING = Tuning(
+    family="cdna3",
+    extend=Extend(block_m=128, block_n=64, warps=8, stages=1, options=MATRIX),
+    extend_wide=Extend(block_m=64, block_n=32, warps=4, stages=1, options=MATRIX),
+    decode=Decode(block_n=64, warps=2, stages=1, waves=4, options=MATRIX),
+    one_row=one_row,
+    few_rows=few_rows,
+    pdl=False,
+)

@@ -1,0 +1,192 @@
+"""What the compiler makes of the kernels on an AMD chip that need not be here: registers, spills, LDS, matrix instructions.
+
+``python -m vllm_rocm.machine_code gfx942 --model Qwen3-0.6B --step 1x1 --step 4x32`` prints a line of JSON for each
+specialisation that such steps launch, and for each whole step its predicted time. Needs Triton with its AMD backend, no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from triton.backends.compiler import GPUTarget
+
+from vllm_rocm.backends.families import ARCHITECTURES, Family, family_of
+from vllm_rocm.chips import chip_of
+from vllm_triton import roofline, tuning
+from vllm_triton.offline import Compiled, Launch, OfflineDriver, compiled
+from vllm_triton.ops.linear import FEW
+from vllm_triton.workload import MODELS, Model, Step, launch_layer, launch_step
+
+SIMDS = 4
+"""Of a unit (`vllm_rocm.backends.families.Family`)."""
+
+CONTEXT = 4096
+_FIELD = r"^\s*\.{name}:\s+(\d+)"
+_MATRIX = re.compile(r"^\s+v_(?:mfma|smfmac|wmma|swmmac)_", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """One specialisation. Registers are of one lane; `resident` programs fit on a unit at a time.
+
+    `scalar_spills` go to lanes of vector registers as long as `scratch_bytes` is 0. `floor_us` and `predicted_us` are those of
+    `vllm_triton.roofline` for one launch, 0 for kernels that take little.
+    """
+
+    kernel: str
+    step: str
+    warps: int
+    vector_registers: int
+    accumulators: int
+    scalar_registers: int
+    vector_spills: int
+    scalar_spills: int
+    scratch_bytes: int
+    lds_bytes: int
+    matrix_instructions: int
+    waves: int
+    resident: int
+    floor_us: float = 0.0
+    predicted_us: float = 0.0
+
+
+def resources_of(one: Compiled, family: Family, step: str = "") -> Resources:
+    """Read from the compiler's own notes in the assembly."""
+    text = one.asm["amdgcn"]
+    vectors, accumulators = _number(text, "vgpr_count"), _number(text, "agpr_count")
+    warps = int(one.metadata.num_warps)
+    waves = waves_of(vectors, family)
+    return Resources(
+        kernel=one.kernel,
+        step=step,
+        warps=warps,
+        vector_registers=vectors,
+        accumulators=accumulators,
+        scalar_registers=_number(text, "sgpr_count"),
+        vector_spills=_number(text, "vgpr_spill_count"),
+        scalar_spills=_number(text, "sgpr_spill_count"),
+        scratch_bytes=_number(text, "private_segment_fixed_size"),
+        lds_bytes=one.shared_bytes,
+        matrix_instructions=len(_MATRIX.findall(text)),
+        waves=waves,
+        resident=resident_of(waves, warps, one.shared_bytes, family),
+    )
+
+
+def waves_of(registers: int, family: Family) -> int:
+    """Waves of a SIMD that its register file holds; registers are given out in blocks of 8 (24 on RDNA)."""
+    block = 8 if family.wave_size == 64 else 24
+    given = max(block, -(-registers // block) * block)
+    return min(family.max_waves, family.register_file // given)
+
+
+def resident_of(waves: int, warps: int, lds_bytes: int, family: Family) -> int:
+    """Programs that fit at a time by registers and by LDS."""
+    by_registers = waves * SIMDS // warps
+    return min(by_registers, family.unit_lds_bytes // lds_bytes) if lds_bytes else by_registers
+
+
+def _number(text: str, name: str) -> int:
+    found = re.search(_FIELD.replace("{name}", name), text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """A whole step, in microseconds: the chip's roofline, and with what tiles cost. Predicted; launches cost nothing here."""
+
+    step: str
+    launches: int
+    floor_us: float
+    predicted_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What became of some steps on one architecture."""
+
+    resources: list[Resources]
+    steps: list[StepTime]
+
+
+def compile_steps(architecture: str, model: Model, steps: Sequence[Step]) -> Compilation:
+    """Compile what ``steps`` launch, each specialisation once. Once a process (`vllm_triton.offline`)."""
+    family = family_of(architecture)
+    if family is None:
+        raise KeyError(architecture)
+    chip = chip_of(architecture)
+    driver = OfflineDriver(GPUTarget("hip", architecture, family.wave_size)).install()
+    tuning.use(family.tuning, chip.units)
+    asked: list[tuple[Step, int, Launch]] = []
+    for step in steps:
+        for repeats, launch_all in ((1, launch_step), (model.layers, launch_layer)):
+            before = len(driver.launches)
+            launch_all(model, step)
+            asked += [(step, repeats, launch) for launch in driver.launches[before:]]
+    for step in (steps[0], steps[-1]):
+        launch_layer(model, step, window=512, soft_cap=30.0)
+    told = {launch.hash: (step, launch) for step, _, launch in reversed(asked)}
+    resources: dict[str, Resources] = {}
+    for one in compiled():
+        owner = told.get(one.metadata.hash)
+        found = resources_of(one, family, name_of(owner[0]) if owner else "window, cap")
+        resources[one.metadata.hash] = _timed(found, *owner, chip) if owner else found
+    return Compilation(list(resources.values()), [_whole(model, step, asked, resources, chip) for step in steps])
+
+
+def name_of(step: Step) -> str:
+    """Such as ``64x1``."""
+    return f"{step.rows}x{step.queries}"
+
+
+def _whole(
+    model: Model, step: Step, asked: Sequence[tuple[Step, int, Launch]], resources: dict[str, Resources], chip: roofline.Chip
+) -> StepTime:
+    floor = predicted = 0.0
+    launches = 0
+    for owner, repeats, launch in asked:
+        if owner is step:
+            launches += repeats
+            judged = roofline.judge(launch, step.context, step.tokens)
+            if judged is not None:
+                floor += repeats * roofline.floor_s(judged[0], chip)
+                predicted += repeats * roofline.predicted_s(*judged, chip, resources[launch.hash].resident)
+    # Products of many rows are a library's: counted at the roofline in both.
+    library = [(model.layers, model.layer_weights, step.tokens)] if step.tokens > FEW else []
+    library += [(1, model.head_weights, step.rows)] if step.rows > FEW else []
+    for repeats, elements, rows in library:
+        work = repeats * roofline.floor_s(roofline.Work(2 * elements, 2 * elements * rows), chip)
+        floor, predicted = floor + work, predicted + work
+    return StepTime(step=name_of(step), launches=launches, floor_us=floor * 1e6, predicted_us=predicted * 1e6)
+
+
+def _timed(resources: Resources, step: Step, launch: Launch, chip: roofline.Chip) -> Resources:
+    judged = roofline.judge(launch, step.context, step.tokens)
+    if judged is None:
+        return resources
+    work, tiling = judged
+    predicted = roofline.predicted_s(work, tiling, chip, resources.resident)
+    return replace(resources, floor_us=roofline.floor_s(work, chip) * 1e6, predicted_us=predicted * 1e6)
+
+
+def main(arguments: list[str]) -> None:
+    """Print a line of JSON a specialisation."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("architecture", choices=ARCHITECTURES)
+    parser.add_argument("--model", choices=sorted(MODELS), default="Qwen3-0.6B")
+    parser.add_argument("--step", action="append", required=True, metavar="ROWSxQUERIES")
+    options = parser.parse_args(arguments)
+    sizes = [tuple(map(int, one.split("x"))) for one in options.step]
+    steps = [Step(rows=rows, queries=queries, context=max(CONTEXT, queries)) for rows, queries in sizes]
+    done = compile_steps(options.architecture, MODELS[options.model], steps)
+    rows = [*map(asdict, done.resources), *map(asdict, done.steps)]
+    sys.stdout.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Calls into AMD's own libraries; kernels come from vllm-triton."""

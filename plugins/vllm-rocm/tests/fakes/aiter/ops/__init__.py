@@ -1,0 +1,1 @@
+"""Calls that are not in Triton."""

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from vllm_rocm import machine_code
+from vllm_rocm.backends import families
+
+LIMIT_S = 600
+STEPS = ("1x1", "64x1", "1x2048")
+MATRIX_KERNELS = {"extend", "decode", "few_rows"}
+SOON = ("gfx942", "gfx1100")
+ARCHITECTURES = [
+    *SOON,
+    *(pytest.param(name, marks=pytest.mark.slow) for name in families.ARCHITECTURES if name not in SOON),
+]
+
+
+@cache
+def compiled(architecture: str, model: str = "Qwen3-0.6B") -> list[dict]:
+    """In a process of its own: a compiler that meets what it does not know may abort."""
+    command = [sys.executable, "-W", "ignore", "-m", "vllm_rocm.machine_code", architecture, "--model", model]
+    command += [argument for step in STEPS for argument in ("--step", step)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [row for line in done.stdout.splitlines() if "kernel" in (row := json.loads(line))]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_compile_within_lds_and_registers_and_leave_nothing_in_memory(architecture):
+    rows, family = compiled(architecture), families.family_of(architecture)
+    assert {"decode", "extend", "one_row", "few_rows", "build_rows", "draw"} <= {row["kernel"] for row in rows}
+    assert [row for row in rows if row["lds_bytes"] > family.lds_bytes] == []
+    assert [row for row in rows if row["vector_registers"] > family.registers] == []
+    assert [row for row in rows if row["vector_spills"] or row["scratch_bytes"]] == []
+    assert [row for row in rows if row["resident"] < 1] == []
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_products_run_on_matrix_units(architecture):
+    rows = [row for row in compiled(architecture) if row["kernel"] in MATRIX_KERNELS]
+    assert [row for row in rows if not row["matrix_instructions"]] == []
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_kernel_is_predicted_at_more_than_twice_the_roofline(architecture):
+    rows = [row for row in compiled(architecture) if row["floor_us"]]
+    assert {"decode", "extend", "one_row", "few_rows"} <= {row["kernel"] for row in rows}
+    assert [row for row in rows if row["predicted_us"] > 2 * row["floor_us"]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", families.ARCHITECTURES)
+def test_the_same_holds_at_the_shapes_of_a_large_model(architecture):
+    rows, family = compiled(architecture, "Qwen3-8B"), families.family_of(architecture)
+    assert [row for row in rows if row["lds_bytes"] > family.lds_bytes or row["vector_spills"] or row["scratch_bytes"]] == []
+    assert [row for row in rows if row["predicted_us"] > 2 * row["floor_us"] > 0] == []
+
+
+@pytest.mark.parametrize(
+    ("registers", "architecture", "waves"), [(64, "gfx942", 8), (128, "gfx942", 4), (256, "gfx942", 2), (96, "gfx1100", 16)]
+)
+def test_waves_follow_from_registers(registers, architecture, waves):
+    assert machine_code.waves_of(registers, families.family_of(architecture)) == waves
+
+
+def test_lds_limits_how_many_programs_are_resident():
+    family = families.CDNA3
+    assert machine_code.resident_of(8, 4, 0, family) == 8
+    assert machine_code.resident_of(8, 4, 40 << 10, family) == 1

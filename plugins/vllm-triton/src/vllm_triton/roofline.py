@@ -1,0 +1,137 @@
+"""How long a launch should take: the least that a chip's data sheet allows, and what its tiles make of it.
+
+Predictions, for choosing block sizes where no chip is at hand; no measurement enters. `floor_s` is the roofline
+(Williams, Waterman and Patterson 2009) of the work that has to be done. `predicted_s` adds what tiles cost: too few bytes
+under way to fill the memory's latency (Little 1961), matrix work on padding, and a last round of programs that fills only
+a part of the chip. It knows nothing of caches, of instruction issue or of clocks that fall under load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from vllm_triton.offline import Launch, Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """One product. `bandwidth` in bytes/s, `matrix_rate` of 16-bit products in operations/s, `latency_s` of its memory.
+
+    `source` names the maker's page from which the first two are; `latency_s` is of the order that public microbenchmarks
+    report for such memory.
+    """
+
+    name: str
+    architecture: str
+    units: int
+    bandwidth: float
+    matrix_rate: float
+    memory_bytes: int
+    latency_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a launch has to do: bytes to read and write once, operations of matrix units."""
+
+    num_bytes: int
+    operations: int
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.num_bytes + other.num_bytes, self.operations + other.operations)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How it is cut. `ahead_bytes`: what one program has under way; `issued`: operations with padding."""
+
+    programs: int
+    ahead_bytes: int
+    issued: int
+
+
+def floor_s(work: Work, chip: Chip) -> float:
+    """The roofline."""
+    return max(work.num_bytes / chip.bandwidth, work.operations / chip.matrix_rate)
+
+
+def predicted_s(work: Work, tiling: Tiling, chip: Chip, resident: int) -> float:
+    """With the tiles' costs; ``resident`` programs fit on one unit at a time."""
+    places = max(1, resident) * chip.units
+    under_way = min(tiling.programs, places) * tiling.ahead_bytes
+    bandwidth = min(chip.bandwidth, under_way / chip.latency_s)
+    rounds = tiling.programs / places
+    # Within the first round units share the memory; a part of a later round leaves some of them without work.
+    tail = 1.0 if rounds <= 1.0 else ceil(rounds) / rounds
+    busy = min(1.0, tiling.programs / chip.units)
+    return max(work.num_bytes / bandwidth, tiling.issued / (chip.matrix_rate * busy) * tail)
+
+
+def judge(launch: Launch, step_context: int, step_tokens: int) -> tuple[Work, Tiling] | None:
+    """Work and tiles of the kernels that take nearly all of a step; None for the others.
+
+    ``step_context`` tokens are attended to by each row, of whose new ones there are ``step_tokens`` in all rows.
+    """
+    values = launch.arguments
+    match launch.kernel:
+        case "one_row":
+            return _one_row(values, launch.programs)
+        case "few_rows":
+            return _few_rows(values, launch.programs)
+        case "decode":
+            return _decode(values, launch.programs, step_context)
+        case "extend":
+            return _extend(values, launch.programs, step_context, step_tokens)
+        case _:
+            return None
+
+
+def _one_row(values: dict[str, Any], programs: int) -> tuple[Work, Tiling]:
+    weight: Shape = values["weight"]
+    tiles = 2 if values["EPILOGUE"] == 2 else 1
+    ahead = values["BLOCK_N"] * min(values["BLOCK_K"], values["K"]) * weight.item_bytes * tiles
+    # The next tile is asked for before this one is used.
+    return Work(weight.num_bytes, 0), Tiling(programs, 2 * ahead, 0)
+
+
+def _few_rows(values: dict[str, Any], programs: int) -> tuple[Work, Tiling]:
+    weight: Shape = values["weight"]
+    count, elements = values["T"], weight.num_bytes // weight.item_bytes
+    tiles = 2 if values["EPILOGUE"] == 2 else 1
+    read = weight.num_bytes + 2 * count * (values["K"] + values["N"])
+    stage = (values["BLOCK_N"] * tiles + min(count, values["BLOCK_M"])) * values["BLOCK_K"] * weight.item_bytes
+    work = Work(read, 2 * count * elements)
+    return work, Tiling(programs, stage * max(1, values["STAGES"] - 1), 2 * values["BLOCK_M"] * elements)
+
+
+def _decode(values: dict[str, Any], programs: int, context: int) -> tuple[Work, Tiling]:
+    q: Shape = values["q"]
+    rows, heads, size = q.sizes
+    kv_heads, item = values["HK"], q.item_bytes
+    work = Work(2 * rows * context * kv_heads * size * item, 4 * rows * context * heads * size)
+    stage = 2 * values["BLOCK_N"] * size * item
+    issued = 4 * rows * context * kv_heads * values["GP"] * values["BLOCK_D"]
+    return work, Tiling(programs, stage * max(1, values["STAGES"] - 1), issued)
+
+
+def _extend(values: dict[str, Any], programs: int, context: int, tokens: int) -> tuple[Work, Tiling]:
+    q: Shape = values["q"]
+    _, heads, size = q.sizes
+    kv_heads, item = values["HK"], q.item_bytes
+    rows = values["num_rows"]
+    queries = tokens // rows
+    # A query at the end of a row sees all of the context, the first of them what was there before.
+    seen = context - (queries - 1) / 2
+    useful = int(4 * tokens * seen * heads * size)
+    padding = values["GP"] / values["G"] * values["BLOCK_D"] / size
+    # Keys are whole tiles: half a tile of queries and one of keys too many.
+    tile_queries = values["BLOCK_M"] // values["GP"]
+    masked = (seen + (tile_queries + values["BLOCK_N"]) / 2) / seen
+    work = Work(2 * rows * context * kv_heads * size * item + 2 * tokens * heads * size * item, useful)
+    stage = 2 * values["BLOCK_N"] * size * item * max(1, values["STAGES"])
+    # Of the programs some find no tile and end at once.
+    tiles = rows * -(-queries // tile_queries) * kv_heads
+    return work, Tiling(min(programs, tiles), stage, int(useful * padding * masked))

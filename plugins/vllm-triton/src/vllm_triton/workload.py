@@ -1,0 +1,159 @@
+"""The launches of one decoding or prompt step of a transformer, at shapes of one's choice, on host tensors.
+
+For `vllm_triton.offline`: what is compiled and counted is what the launchers ask for. Products of many rows are a
+library's and are left out. Values do not matter; KV blocks are all the same two, so that long contexts take no memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vllm_core.api import BatchState, StepInputs
+from vllm_core.api import batch as layout
+from vllm_triton.ops import attention, batch, cache, elementwise, linear, norm, sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A dense decoder with gated MLPs."""
+
+    name: str
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    tied: bool = False
+
+    @property
+    def layer_weights(self) -> int:
+        """Elements of one layer's matrices."""
+        return self.hidden * ((2 * self.heads + 2 * self.kv_heads) * self.head_size + 3 * self.inner)
+
+    @property
+    def head_weights(self) -> int:
+        """Elements of the output projection."""
+        return self.hidden * self.vocabulary
+
+
+# From the configurations that their makers publish.
+SMALL = Model(
+    name="Qwen3-0.6B",
+    layers=28,
+    hidden=1024,
+    inner=3072,
+    heads=16,
+    kv_heads=8,
+    head_size=128,
+    vocabulary=151936,
+    tied=True,
+)
+LARGE = Model(name="Qwen3-8B", layers=36, hidden=4096, inner=12288, heads=32, kv_heads=8, head_size=128, vocabulary=151936)
+MODELS = {model.name: model for model in (SMALL, LARGE)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """``rows`` sequences with ``queries`` new tokens each, ``context`` tokens long."""
+
+    rows: int
+    queries: int
+    context: int
+    dtype: torch.dtype = torch.bfloat16
+    tokens_per_block: int = 64
+
+    @property
+    def tokens(self) -> int:
+        """Of the step."""
+        return self.rows * self.queries
+
+
+def launch_step(model: Model, step: Step) -> None:
+    """Everything outside the layers: batch state, embedding, the last norm and head, sampling."""
+    inputs, state = _inputs(step)
+    residual = torch.zeros(step.tokens, model.hidden, dtype=step.dtype)
+    rows = torch.zeros(step.rows, model.hidden, dtype=step.dtype)
+    table = torch.empty(2048, model.hidden, dtype=step.dtype)
+    elementwise.embedding(residual, inputs.token_ids, table, 1.0)
+    elementwise.gather_rows(rows, residual, torch.zeros(step.rows, dtype=torch.int64))
+    norm.rms_norm(rows, rows, torch.ones(model.hidden), 1e-6)
+    logits = torch.zeros(step.rows, model.vocabulary)
+    if step.rows <= linear.FEW:
+        head = linear.linear_pack(torch.empty(model.vocabulary, model.hidden, dtype=step.dtype), None, ())
+        linear.linear(logits, rows, head)
+    sampled = torch.zeros(step.rows, 1, dtype=torch.int32)
+    flags = torch.zeros(step.rows, dtype=torch.bool)
+    sampling.sample(sampled, flags, logits, state, inputs.sample_slots, inputs.sample_lengths, layout.F_RANDOM)
+    batch.advance(state, inputs, sampled)
+
+
+def launch_layer(model: Model, step: Step, *, window: int = 0, soft_cap: float = 0.0) -> None:
+    """One layer: fused forms where the engine binds them."""
+    inputs, _ = _inputs(step)
+    heads, kv_heads, size = model.heads, model.kv_heads, model.head_size
+    tokens, kind = step.tokens, step.dtype
+    hidden, residual = torch.zeros(tokens, model.hidden, dtype=kind), torch.zeros(tokens, model.hidden, dtype=kind)
+    qkv = torch.zeros(tokens, heads + 2 * kv_heads, size, dtype=kind)
+    q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+    item = qkv.element_size()
+    memory = torch.zeros(2, 2 * step.tokens_per_block * kv_heads * size * item, dtype=torch.uint8)
+    name = str(kind).removeprefix("torch.")
+    kv = cache.kv_bind(memory, kv_heads, size, name, step.tokens_per_block)
+    ones, table = torch.ones(size), torch.zeros(step.context + 1, 2, size // 2)
+    (mapping,), (blocks,) = inputs.slot_mapping, inputs.block_tables
+    few = tokens <= linear.FEW and kind != torch.float32
+    if few:
+        _products_before(model, qkv, hidden, residual)
+    norm.add_rms_norm(hidden, residual, hidden, torch.ones(model.hidden), 1e-6)
+    cache.qk_norm_rope_kv_write(q, k, v, ones, ones, 1e-6, inputs.positions, table, False, kv, mapping)
+    out = torch.zeros(tokens, heads, size, dtype=kind)
+    bounds = (inputs.query_start, inputs.seq_lens, blocks, step.queries, step.context, size**-0.5)
+    attention.paged_attention(out, q, kv, *bounds, window, soft_cap)
+    if few:
+        _products_after(model, out, hidden, residual)
+    else:
+        wide = torch.zeros(tokens, 2 * model.inner, dtype=kind)
+        elementwise.gated_activation(torch.zeros(tokens, model.inner, dtype=kind), wide, "silu")
+
+
+def _products_before(model: Model, qkv: Tensor, hidden: Tensor, residual: Tensor) -> None:
+    weight = linear.linear_pack(torch.empty(qkv[0].numel(), model.hidden, dtype=qkv.dtype), None, ())
+    linear.rms_norm_linear(qkv.view(len(qkv), -1), hidden, residual, torch.ones(model.hidden), 1e-6, weight)
+
+
+def _products_after(model: Model, out: Tensor, hidden: Tensor, residual: Tensor) -> None:
+    kind, flat = out.dtype, out.view(len(out), -1)
+    ones = torch.ones(model.hidden)
+    down = linear.linear_pack(torch.empty(model.hidden, model.inner, dtype=kind), None, ())
+    output = linear.linear_pack(torch.empty(model.hidden, flat.shape[1], dtype=kind), None, ())
+    gate_up = linear.linear_pack(torch.empty(2 * model.inner, model.hidden, dtype=kind), None, ())
+    narrow, wide = torch.zeros(len(out), model.inner, dtype=kind), torch.zeros(len(out), 2 * model.inner, dtype=kind)
+    linear.linear_add(residual, hidden, flat, output)
+    linear.rms_norm_gated_linear(narrow, wide, hidden, residual, ones, 1e-6, gate_up, "silu")
+    linear.linear_add(residual, hidden, narrow, down)
+
+
+def _inputs(step: Step) -> tuple[StepInputs, BatchState]:
+    slots, blocks = 256, -(-(step.context + step.queries) // step.tokens_per_block) + 1
+    state = BatchState(
+        num_slots=slots,
+        tokens=torch.zeros(slots + 1, step.context + 1, dtype=torch.int32),
+        computed=torch.zeros(slots + 1, dtype=torch.int32),
+        params=torch.zeros(slots + 1, layout.ADMIT_WORDS, dtype=torch.int32),
+        bias_ids=torch.zeros(slots + 1, layout.MAX_BIAS, dtype=torch.int32),
+        bias_values=torch.zeros(slots + 1, layout.MAX_BIAS),
+        stop_ids=torch.zeros(slots + 1, layout.MAX_STOP, dtype=torch.int32),
+        bad_words=torch.zeros(slots + 1, layout.MAX_BAD_WORDS, dtype=torch.int32),
+        block_tables=(torch.zeros(slots + 1, blocks, dtype=torch.int32),),
+        tokens_per_block=(step.tokens_per_block,),
+    )
+    header = [1, 1, 4, 1, 1, step.rows, step.tokens, step.rows, step.queries, step.context, *[0] * 6]
+    words = layout.HEADER_WORDS + layout.ADMIT_WORDS + 4 + 4 + 5 + 4 * step.rows
+    packed = torch.zeros(words, dtype=torch.int32)
+    batch.batch_update(state, packed, header)
+    return batch.build_step(state, packed, header), state

@@ -1,0 +1,56 @@
+"""Architecture families: names, devices, limits and tuning. Plain data; imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_triton.tuning import Tuning
+from vllm_xpu.backends import xe2, xe_hpc, xe_hpg
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One generation. `slm_bytes` is the most shared local memory of a work-group, `lanes` those of a matrix instruction.
+
+    oneAPI GPU Optimization Guide, "Intel Xe GPU Architecture".
+    """
+
+    architectures: tuple[str, ...]
+    slm_bytes: int
+    lanes: int
+    block_loads: bool
+    tuning: Tuning
+
+
+XE_HPC = Family(("pvc",), 128 << 10, 16, True, xe_hpc.TUNING)
+XE_HPG = Family(("dg2",), 64 << 10, 8, False, xe_hpg.TUNING)
+XE2 = Family(("bmg", "lnl"), 128 << 10, 16, True, xe2.TUNING)
+
+FAMILIES = (XE_HPC, XE_HPG, XE2)
+ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
+
+# PCI device ids (Linux kernel, include/drm/intel/pciids.h), first and last of each range.
+_DEVICES = (
+    (0x0BD0, 0x0BDB, "pvc"),
+    (0x0B69, 0x0B6E, "pvc"),
+    (0x5690, 0x5697, "dg2"),
+    (0x56A0, 0x56A6, "dg2"),
+    (0x56B0, 0x56B3, "dg2"),
+    (0x56BA, 0x56BD, "dg2"),
+    (0x56C0, 0x56C2, "dg2"),
+    (0xE202, 0xE223, "bmg"),
+    (0x6420, 0x6420, "lnl"),
+    (0x64A0, 0x64B0, "lnl"),
+)
+INTEGRATED = frozenset({"lnl"})
+"""Architectures that exist as a part of a processor alone."""
+
+
+def architecture_of(device_id: int) -> str:
+    """``pvc``, ``dg2``, ...; the id in hexadecimal where it is none of them."""
+    return next((name for first, last, name in _DEVICES if first <= device_id <= last), f"{device_id:#06x}")
+
+
+def family_of(architecture: str) -> Family | None:
+    """The family of an architecture such as ``pvc``; None where no kernel was tuned for it."""
+    return next((family for family in FAMILIES if architecture in family.architectures), None)

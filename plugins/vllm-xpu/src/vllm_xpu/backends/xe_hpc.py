@@ -1,0 +1,35 @@
+"""Xe-HPC (Data Center GPU Max, pvc): DPAS of 16 lanes, 128 KiB of shared local memory, block loads of two dimensions.
+
+Sizes follow from what the compiler reports and the registers of a thread: 256 of 64 bytes in the large mode, which halves
+the threads of a vector engine. They were not measured on a chip.
+"""
+
+from __future__ import annotations
+
+from vllm_triton.portable import split_of
+from vllm_triton.tuning import Decode, Extend, FewRows, OneRow, Tuning
+
+LARGE = (("grf_mode", "large"),)
+
+
+def one_row(rows: int, columns: int) -> OneRow:
+    """2 to 4 KiB of each weight row at a time."""
+    return OneRow(4, 1024, 4) if columns <= 1024 else OneRow(4, 2048, 8)
+
+
+def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:
+    """Tiles of 16 or 64 rows of x, eight sub-groups of 16 lanes."""
+    block_m = 16 if count <= 16 else 64 if count <= 64 else 128
+    block_n = 32 if rows < 4096 or gated else 64
+    return FewRows(block_m, block_n, 64, 8, 2, split_of(rows, columns, block_n, 64), 0, LARGE)
+
+
+TUNING = Tuning(
+    family="xe-hpc",
+    extend=Extend(block_m=64, block_n=32, warps=8, stages=2, options=LARGE),
+    extend_wide=Extend(block_m=32, block_n=32, warps=8, stages=2, options=LARGE),
+    decode=Decode(block_n=32, warps=4, stages=2, waves=4, options=LARGE),
+    one_row=one_row,
+    few_rows=few_rows,
+    pdl=False,
+)

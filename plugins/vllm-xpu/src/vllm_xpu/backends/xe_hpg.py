@@ -1,0 +1,26 @@
+"""Xe-HPG (Arc Alchemist, dg2): DPAS of 8 lanes, 64 KiB of shared local memory, registers half as wide as on Xe-HPC."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vllm_triton.portable import few_rows as narrow
+from vllm_triton.portable import one_row
+from vllm_triton.tuning import Decode, Extend, FewRows
+from vllm_xpu.backends import xe_hpc
+
+
+def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:
+    """The portable tiles with more sub-groups: registers hold half as much."""
+    return replace(narrow(count, rows, columns, gated), warps=8, stages=2, options=xe_hpc.LARGE)
+
+
+TUNING = replace(
+    xe_hpc.TUNING,
+    family="xe-hpg",
+    extend=Extend(block_m=32, block_n=32, warps=8, stages=2, options=xe_hpc.LARGE),
+    extend_wide=Extend(block_m=16, block_n=32, warps=8, stages=2, options=xe_hpc.LARGE),
+    decode=Decode(block_n=32, warps=4, stages=2, waves=4, options=xe_hpc.LARGE),
+    one_row=one_row,
+    few_rows=few_rows,
+)

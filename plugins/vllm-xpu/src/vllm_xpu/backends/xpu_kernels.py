@@ -1,0 +1,41 @@
+"""What vllm-xpu-kernels offers, where the probe found a version whose schemas are known. Chosen when asked for by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_core.api import DeviceFacts, Offer
+from vllm_triton import token_major
+
+PROVIDER = "vllm-xpu-kernels"
+_OPS = "vllm_xpu.ops.xpu_kernels"
+
+
+def offers(device: DeviceFacts) -> Sequence[Offer]:
+    """Paged attention with its cache, and gated activations."""
+    if "xpu_kernels" not in device.properties:
+        return ()
+    kv = {name: f"{_OPS}:{name}" for name in ("kv_write", "paged_attention")}
+    return (
+        Offer(
+            provider=PROVIDER,
+            kind="vendor",
+            ops=token_major.OPS | kv,
+            dtypes=token_major.DTYPES,
+            kv_dtypes=token_major.DTYPES,
+            head_sizes=frozenset({64, 96, 128, 192, 256}),
+            block_sizes=frozenset({16, 32, 64, 128}),
+            features=frozenset({"sliding_window", "soft_cap"}),
+            architectures=frozenset({"pvc", "bmg"}),
+            priority=-1,
+            kv_layout=token_major.kv_layout,
+        ),
+        Offer(
+            provider=PROVIDER,
+            kind="vendor",
+            ops={"gated_activation": f"{_OPS}:gated_activation"},
+            dtypes=token_major.DTYPES,
+            architectures=frozenset({"pvc", "bmg", "dg2"}),
+            priority=-1,
+        ),
+    )

@@ -1,0 +1,142 @@
+"""What Intel's Triton makes of the kernels for a chip that need not be here: SPIR-V, shared local memory, DPAS.
+
+``python -m vllm_xpu.machine_code pvc --step 1x1 --step 64x1`` prints a line of JSON for each specialisation that such steps
+launch; ``--spirv FOLDER`` keeps the modules. Needs Intel's Triton (on the index as triton-xpu), no GPU and no compiler of SYCL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+
+from vllm_triton import tuning
+from vllm_triton.offline import Compiled, OfflineDriver, compiled
+from vllm_triton.workload import MODELS, Model, Step, launch_layer, launch_step
+from vllm_xpu.backends.families import FAMILIES, Family, family_of
+
+TARGETS = tuple(family.architectures[0] for family in FAMILIES)
+CONTEXT = 4096
+_MATRIX = re.compile(r"tt\.dot .*parent = #mma")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """One specialisation; `matrix_ops` counts the products that it gives to DPAS, each of many instructions."""
+
+    kernel: str
+    step: str
+    warps: int
+    lanes: int
+    slm_bytes: int
+    matrix_ops: int
+    spirv_bytes: int
+
+
+def _family(architecture: str) -> Family:
+    family = family_of(architecture)
+    if family is None:
+        raise KeyError(architecture)
+    return family
+
+
+def device_facts(architecture: str) -> dict[str, Any]:
+    """What Intel's backend asks of a device."""
+    family = _family(architecture)
+    lanes = family.lanes
+    return {
+        "name": architecture,
+        "platform_name": "",
+        "vendor": "Intel(R) Corporation",
+        "driver_version": "",
+        "version": "",
+        "architecture": 0,
+        "gpu_eu_count": 512,
+        "gpu_subslice_count": 64,
+        "max_work_group_size": 1024,
+        "max_num_sub_groups": 64,
+        "sub_group_sizes": [lanes, 2 * lanes],
+        # Whether it has them in hardware: kernels that use float64 are compiled all the same.
+        "has_fp64": architecture != "dg2",
+        "has_subgroup_matrix_multiply_accumulate": True,
+        "has_subgroup_matrix_multiply_accumulate_tensor_float32": False,
+        "has_subgroup_2d_block_io": family.block_loads,
+        "has_bfloat16_conversions": True,
+    }
+
+
+def register_backend() -> None:
+    """Give Triton's table of backends one that takes `device_facts` as they are.
+
+    The vendor's asks a helper for the architecture's name, which it builds with SYCL's headers; only ocloc needs that name.
+    """
+    backends: Any = import_module("triton.backends")
+    vendor: Any = import_module("triton.backends.intel.compiler")
+
+    class Offline(vendor.XPUBackend):  # type: ignore[misc]
+        def __init__(self, target: Any) -> None:
+            super(vendor.XPUBackend, self).__init__(target)
+            self.device_arch = ""
+            self.properties = self.parse_target(target.arch)
+            self.binary_ext = "spv"
+
+    known = backends.backends["intel"]
+    backends.backends["intel"] = type(known)(Offline, known.driver)
+
+
+def resources_of(one: Compiled, step: str) -> Resources:
+    """Read from the compiler's metadata and its last form before LLVM's."""
+    return Resources(
+        kernel=one.kernel,
+        step=step,
+        warps=int(one.metadata.num_warps),
+        lanes=int(one.metadata.threads_per_warp),
+        slm_bytes=one.shared_bytes,
+        matrix_ops=len(_MATRIX.findall(one.asm["ttgir"])),
+        spirv_bytes=len(one.asm["spv"]),
+    )
+
+
+def compile_steps(architecture: str, model: Model, steps: Sequence[Step], keep: Path | None = None) -> Iterator[Resources]:
+    """Compile what ``steps`` launch, each specialisation once. Once a process (`vllm_triton.offline`)."""
+    register_backend()
+    family = _family(architecture)
+    driver = OfflineDriver(GPUTarget("xpu", device_facts(architecture), 2 * family.lanes)).install()
+    tuning.use(family.tuning, 64)
+    told: dict[str, str] = {}
+    for step in steps:
+        before = len(driver.launches)
+        launch_step(model, step)
+        launch_layer(model, step)
+        for launch in driver.launches[before:]:
+            told.setdefault(launch.hash, f"{step.rows}x{step.queries}")
+    for number, one in enumerate(compiled()):
+        if keep is not None:
+            (keep / f"{number:02}-{one.kernel}.spv").write_bytes(one.asm["spv"])
+        yield resources_of(one, told.get(one.metadata.hash, ""))
+
+
+def main(arguments: list[str]) -> None:
+    """Print a line of JSON a specialisation."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("architecture", choices=TARGETS)
+    parser.add_argument("--model", choices=sorted(MODELS), default="Qwen3-0.6B")
+    parser.add_argument("--step", action="append", required=True, metavar="ROWSxQUERIES")
+    parser.add_argument("--spirv", type=Path, metavar="FOLDER")
+    options = parser.parse_args(arguments)
+    sizes = [tuple(map(int, one.split("x"))) for one in options.step]
+    steps = [Step(rows=rows, queries=queries, context=max(CONTEXT, queries)) for rows, queries in sizes]
+    for one in compile_steps(options.architecture, MODELS[options.model], steps, options.spirv):
+        sys.stdout.write(json.dumps(asdict(one)) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Calls into Intel's own libraries; kernels come from vllm-triton."""

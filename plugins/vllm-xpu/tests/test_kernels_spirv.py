@@ -1,0 +1,47 @@
+"""Intel's Triton makes SPIR-V of the kernels; where it is installed (`nox -s xpu-kernels`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from vllm_xpu.backends.families import family_of
+
+LIMIT_S = 600
+PRODUCTS = {"decode", "few_rows"}
+STEPS = ("1x1", "64x1")
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton.backends.intel") is None, reason="Intel's Triton is not installed here"
+)
+
+
+@cache
+def compiled(architecture: str) -> list[dict]:
+    """In a process of its own: a compiler that meets what it does not know may abort."""
+    command = [sys.executable, "-W", "ignore", "-m", "vllm_xpu.machine_code", architecture]
+    command += [argument for step in STEPS for argument in ("--step", step)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("architecture", ["pvc", "dg2", "bmg"])
+def test_kernels_compile_within_shared_local_memory(architecture):
+    rows = compiled(architecture)
+    assert {"decode", "one_row", "few_rows", "build_rows", "draw"} <= {row["kernel"] for row in rows}
+    assert [row for row in rows if row["slm_bytes"] > family_of(architecture).slm_bytes] == []
+
+
+@pytest.mark.parametrize("architecture", ["pvc", "bmg"])
+def test_products_use_dpas_where_the_compiler_knows_it(architecture):
+    """On dg2 this release of the compiler gives products to the vector engines."""
+    rows = [row for row in compiled(architecture) if row["kernel"] in PRODUCTS]
+    assert [row for row in rows if not row["matrix_ops"]] == []

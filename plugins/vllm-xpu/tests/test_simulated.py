@@ -1,0 +1,98 @@
+"""The plugin's own Python on a simulated device that torch takes for an XPU. What runs there has not run on hardware."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+simulator = pytest.importorskip("vllm_simulator")
+
+ROOT = Path(__file__).resolve().parents[3]
+FAKES = Path(__file__).with_name("fakes")
+LIMIT_S = 280
+OPENED = (
+    "import torch\nfrom vllm_xpu import probe\nfrom vllm_xpu.device import XpuDevice\n"
+    "device = XpuDevice(probe.probe().devices[0])\n"
+)
+SIZES = ("max_model_len=256", "max_num_seqs=4", "dtype=float32")
+
+
+def run(command: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    # The probe imports torch there, which takes long where much else runs.
+    more = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VLLM_CORE_PROBE_TIMEOUT_S": "120"}
+    environment = {**environ, **more}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def tokens(platform: str, environ: dict[str, str], count: int, *options: str) -> dict:
+    command = [sys.executable, str(ROOT / "tools" / "tokens.py"), platform, "demo", str(count), *SIZES, *options]
+    done = run(command, environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def machine() -> dict[str, str]:
+    """Environment of a process that sees one simulated Max 1550, with a stand-in for vllm-xpu-kernels."""
+    environ = dict(os.environ, PYTHONPATH=str(FAKES))
+    return simulator.environment(environ=environ, pose="xpu", chip="pvc", memory_mib=4096)
+
+
+def test_the_device_is_found_and_named(machine):
+    code = "import json; from vllm_xpu.probe import probe; one = probe().devices[0]\n"
+    code += "print(json.dumps([one.architecture, one.properties]))"
+    done = run([sys.executable, "-c", code], machine)
+    assert done.returncode == 0, done.stderr[-2000:]
+    architecture, properties = json.loads(done.stdout.splitlines()[-1])
+    assert architecture == "pvc"
+    assert properties["slm_bytes"] == str(128 << 10)
+    assert properties["xpu_kernels"] == "0.1.16"
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_demo_model_gives_the_tokens_of_the_host_through_torch(machine):
+    found = tokens("xpu", machine, 64, 'provider={"all": "reference"}')
+    assert found["tokens"] == tokens("cpu", dict(os.environ), 64)["tokens"]
+    assert found["demoted"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_demo_model_gives_the_references_tokens_with_vendor_calls(machine):
+    chosen = '{"all": "reference", "paged_attention": "vllm-xpu-kernels", "gated_activation": "vllm-xpu-kernels"}'
+    found = tokens("xpu", machine, 64, f"provider={chosen}", "dtype=bfloat16")
+    assert found["served"]["paged_attention"] == "vendor vllm-xpu-kernels"
+    assert found["tokens"] == tokens("xpu", machine, 64, 'provider={"all": "reference"}', "dtype=bfloat16")["tokens"]
+
+
+def test_out_of_memory_is_a_memory_error_of_four_parts(machine):
+    small = simulator.environment(environ=dict(os.environ), pose="xpu", chip="pvc", memory_mib=64)
+    code = OPENED + (
+        "from vllm_core.api import MemoryBudgetError\n"
+        "try:\n    device.allocate('kv', (1 << 30,), torch.uint8)\n"
+        "except MemoryBudgetError as error:\n    print(str(error).count('expected'))\n"
+        "print(float(device.allocate('kv', (4,), torch.float32).sum()))"
+    )
+    done = run([sys.executable, "-c", code], small)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-2:] == ["1", "0.0"]
+
+
+def test_integrated_graphics_are_left_alone(machine):
+    laptop = simulator.environment(environ=dict(os.environ), pose="xpu", chip="lnl", memory_mib=1024)
+    code = "from vllm_xpu.probe import probe; print(len(probe().devices))"
+    assert run([sys.executable, "-c", code], laptop).stdout.splitlines()[-1] == "0"
+    chosen = {**laptop, "ONEAPI_DEVICE_SELECTOR": "level_zero:0"}
+    assert run([sys.executable, "-c", code], chosen).stdout.splitlines()[-1] == "1"
+
+
+def test_the_plugin_has_no_word_of_the_simulator():
+    sources = [*(ROOT / "plugins/vllm-xpu/src").rglob("*.py"), *(ROOT / "plugins/vllm-triton/src").rglob("*.py")]
+    assert sources
+    assert [str(path) for path in sources if "simulat" in path.read_text("utf-8").lower()] == []

@@ -1,0 +1,92 @@
+"""docs/amd-kernels.md: what the compiler makes of the kernels for each AMD architecture, and predicted times.
+
+python tools/amd_kernels.py                  compile all (minutes), then write
+python tools/amd_kernels.py --from FOLDER    write from files ARCHITECTURE.jsonl that `python -m vllm_rocm.machine_code` printed
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from vllm_rocm.backends.families import ARCHITECTURES, family_of
+from vllm_rocm.chips import chip_of
+
+PATH = Path(__file__).resolve().parent.parent / "docs" / "amd-kernels.md"
+MODEL, STEPS, LIMIT_S = "Qwen3-0.6B", ("1x1", "64x1", "1x2048"), 600
+Rows = list[dict[str, Any]]
+
+INTRODUCTION = """# Kernels on AMD architectures
+
+Written by `python tools/amd_kernels.py`, with Triton {triton}. Nothing here was run on AMD hardware: kernels were compiled to
+machine code, on a machine without a GPU, with the specialisations that a step's launches get. Steps are of {model} in
+bfloat16 with 4,096 tokens of context: `1x1` decodes one sequence, `64x1` 64 of them, `1x2048` is a prompt of 2,048 tokens.
+
+- **registers**: vector registers of a lane, accumulators included (CDNA: 512, RDNA: 256). **waves**: of a SIMD, as many as its
+  registers hold. **LDS** of one program; **programs**: that fit on a unit (a compute unit of CDNA, two of RDNA) at a time.
+- **matrix**: MFMA or WMMA instructions in the code.
+- **floor** and **predicted** are times of one launch: the chip's roofline (bandwidth and matrix rate of its data sheet), and
+  with what the tiles cost by a model (`vllm_triton.roofline`: bytes under way against the memory's latency, padding, a last
+  round of programs that fills a part of the chip). Kernels without one take little. No caches, no launch cost, no measurement.
+"""
+
+
+def rows_of(architecture: str, folder: Path | None) -> Rows:
+    """Lines of the compiler's report. Raises CalledProcessError where it fails."""
+    if folder is not None:
+        text = (folder / f"{architecture}.jsonl").read_text("utf-8")
+    else:
+        steps = [argument for step in STEPS for argument in ("--step", step)]
+        command = [sys.executable, "-W", "ignore", "-m", "vllm_rocm.machine_code", architecture, "--model", MODEL, *steps]
+        text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def chapter(architecture: str, rows: Rows) -> Iterator[str]:
+    """One architecture."""
+    family, chip = family_of(architecture), chip_of(architecture)
+    assert family is not None
+    kernels, steps = [row for row in rows if "kernel" in row], [row for row in rows if "launches" in row]
+    spilled = [row["kernel"] for row in kernels if row["vector_spills"] or row["scratch_bytes"]]
+    most = max(row["lds_bytes"] for row in kernels)
+    yield f"## {architecture}: {chip.name}\n"
+    yield (
+        f"{len(kernels)} specialisations; spilled to memory: {', '.join(spilled) or 'none'}; most LDS {most / 1024:.0f} KiB of "
+        f"{family.lds_bytes >> 10}. Waves of {family.wave_size} lanes. Predicted for {chip.bandwidth / 1e9:,.0f} GB/s and "
+        f"{chip.matrix_rate / 1e12:,.1f} TFLOPS ({chip.source}).\n"
+    )
+    yield "| kernel | step | warps | registers | waves | LDS KiB | programs | matrix | floor us | predicted us |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for row in sorted(kernels, key=lambda row: (row["kernel"], row["step"], row["floor_us"])):
+        if row["floor_us"] or row["matrix_instructions"]:
+            times = f"{row['floor_us']:.1f} | {row['predicted_us']:.1f}" if row["floor_us"] else " | "
+            yield (
+                f"| {row['kernel']} | {row['step']} | {row['warps']} | {row['vector_registers']} | {row['waves']} | "
+                f"{row['lds_bytes'] / 1024:.0f} | {row['resident']} | {row['matrix_instructions']} | {times} |"
+            )
+    if steps:
+        yield "\n| whole step (predicted) | launches | floor us | predicted us |\n|---|---|---|---|"
+    for row in steps:
+        yield f"| {row['step']} | {row['launches']} | {row['floor_us']:,.0f} | {row['predicted_us']:,.0f} |"
+    yield ""
+
+
+def main(arguments: list[str]) -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--from", dest="folder", type=Path, metavar="FOLDER")
+    options = parser.parse_args(arguments)
+    lines = [INTRODUCTION.format(triton=metadata.version("triton"), model=MODEL)]
+    for architecture in ARCHITECTURES:
+        lines += chapter(architecture, rows_of(architecture, options.folder))
+    PATH.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
