@@ -44,7 +44,7 @@ def test_commands_that_are_shown_exist(page):
     from vllm_core.cli.main import COMMANDS
 
     text = page.read_text()
-    shown = set(re.findall(r"vllm-core ([a-z]+)", "\n".join(re.findall(r"```\n.*?```|`[^`\n]+`", text, re.DOTALL))))
+    shown = set(re.findall(r"vllm-core ([a-z]+(?:-[a-z]+)*)", "\n".join(re.findall(r"```\n.*?```|`[^`\n]+`", text, re.DOTALL))))
     assert shown - set(COMMANDS) == set()
     assert [path for path in re.findall(r"python3? ((?:tools/)?\w+\.py)", text) if not (ROOT / path).is_file()] == []
 

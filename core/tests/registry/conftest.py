@@ -18,6 +18,7 @@ import pytest
 from vllm_core.api import CAPABILITIES, CallSite, DeviceFacts, Full, KVGroupSpec, KVLayout, Manifest, Offer
 from vllm_core.api.manifest import Check
 from vllm_core.api.ops import OPS, family_of
+from vllm_core.registry import candidates, discover
 from vllm_core.registry.candidates import reference_offers
 from vllm_core.registry.plan import Candidate, Needs
 
@@ -165,6 +166,12 @@ def empty_root(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     root.mkdir()
     return root
+
+
+@pytest.fixture
+def without_ascend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that lacks this plugin of ours, whatever is installed here."""
+    monkeypatch.setattr(candidates, "find", lambda: [one for one in discover.find() if one.platform != "ascend"])
 
 
 def _layout(group: KVGroupSpec, dtype: str, tokens_per_block: int) -> KVLayout:

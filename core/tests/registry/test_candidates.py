@@ -186,7 +186,9 @@ def test_a_failed_plugin_knows_whether_its_hardware_is_visible(site, collecting,
     }
 
 
-def test_hardware_without_an_installed_plugin_comes_with_the_install_command(collecting, site, source, empty_root):
+def test_hardware_without_an_installed_plugin_comes_with_the_install_command(
+    collecting, site, source, empty_root, without_ascend
+):
     site.add("dist-a", {"one": source("one")})
     (empty_root / "dev").mkdir()
     (empty_root / "dev/davinci0").write_text("")

@@ -63,7 +63,7 @@ def test_an_unknown_platform_is_an_error_with_the_installed_and_the_nearest(need
 def test_a_platform_of_ours_is_to_be_installed_not_taken_for_a_near_name(needs, candidate, name):
     with pytest.raises(UnknownPlatformError) as caught:
         plan(needs(platform=name), [candidate(name="cpu")], [])
-    assert caught.value.fix.startswith("pip install ./plugins/vllm-cuda")
+    assert caught.value.fix.startswith("pip install ./plugins/vllm-triton ./plugins/vllm-cuda")
 
 
 def test_a_named_platform_that_failed_raises_its_cause(needs, candidate):

@@ -126,7 +126,7 @@ def test_of_several_names_the_first_that_can_is_taken(choose, visible, names, pl
 def test_what_is_passed_over_in_a_list_is_said(choose, visible):
     chosen = choose("cuda,rocm,old,plain")
     notes = "\n".join(chosen.notes)
-    assert "cuda was asked for and is not installed; fix: pip install ./plugins/vllm-cuda" in notes
+    assert "cuda was asked for and is not installed; fix: pip install ./plugins/vllm-triton ./plugins/vllm-cuda" in notes
     assert "dist-broken:rocm failed at import" in notes
     assert "sm_120" in rejected(chosen)["dist-old:old (sm_120)"]
 
@@ -170,7 +170,7 @@ def test_the_host_may_be_named_or_allowed_then(choose, visible):
     assert choose(allow_fallback=True, without=("dist-old",)).platform == "plain"
 
 
-def test_hardware_without_its_plugin_is_said_where_the_host_is_taken(choose, empty_root):
+def test_hardware_without_its_plugin_is_said_where_the_host_is_taken(choose, empty_root, without_ascend):
     (empty_root / "dev").mkdir()
     (empty_root / "dev/davinci0").write_text("")
     chosen = choose(without=("dist-alpha", "dist-beta", "dist-old", "dist-broken"))
