@@ -238,7 +238,9 @@ def _importable(entries: Sequence[Found]) -> dict[str, Path]:
     for name in dict.fromkeys(_top(one) for one in entries):
         spec = find_spec(name)
         if spec is not None and spec.submodule_search_locations:
-            packages[name] = Path(next(iter(spec.submodule_search_locations)))
+            # An editable install may be spread over folders: its sources lie where its own file does.
+            own = Path(spec.origin).parent if spec.has_location and spec.origin else None
+            packages[name] = own or Path(next(iter(spec.submodule_search_locations)))
         elif spec is not None and spec.origin is not None:
             packages[name] = Path(spec.origin)
     return packages

@@ -123,6 +123,8 @@ def _called(plan: Plan) -> list[str]:
     bound = {one.op for one in plan.bindings}
     # The fused form is called in place of its parts, where somebody offers it.
     hidden = {"kv_write"} if "qk_norm_rope_kv_write" in bound else set[str]()
+    if bound & {"gated_linear", "rms_norm_gated_linear"}:
+        hidden.add("gated_activation")
     return [op for op in every_step if op in bound - hidden]
 
 

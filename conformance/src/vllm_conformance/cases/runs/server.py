@@ -51,7 +51,9 @@ def streams_are_the_same_text(subject: Subject, params: Mapping[str, Any]) -> Ev
         expect(ids == choice["token_ids"], f"streamed tokens {ids}, in one {choice['token_ids']}")
         ends = [piece["finish_reason"] for piece in pieces if piece["finish_reason"]]
         expect(ends == ["length"], f"the stream's ends are {ends}")
-        expect(len(pieces) > 5, f"20 tokens came in {len(pieces)} pieces")
+    # Tokens that are there when a piece is sent go with it: a fast engine fills few pieces, and never only one.
+    pieces = [piece for piece in server.pieces(prompt=prompt_of(33, 4), max_tokens=200) if piece["choices"]]
+    expect(len(pieces) > 1, "200 tokens came in one piece")
     return _evidence(server, marks)
 
 

@@ -175,6 +175,12 @@ def _few(
         )
         return
     few = chip.few_rows(count, rows, columns, epilogue == _GATED)
+    if count > few.block_m:
+        # A tile holds fewer rows here: the weight is read once for each.
+        for begin in range(0, count, few.block_m):
+            part = slice(begin, begin + few.block_m)
+            _few(out[part], x[part], weight, epilogue, norm=norm, eps=eps, kind=kind)
+        return
     parts, locks = _PARTS.get(x.device), _LOCKS.get(x.device)
     tiles = -(-rows // few.block_n)
     kernels.few_rows[(tiles, few.split)](
