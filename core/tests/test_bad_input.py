@@ -127,7 +127,7 @@ def test_a_gguf_cut_in_half(model_file: Callable[[str], Path], tmp_path: Path, c
         (("--max-num-seqs", "four"), ("max_num_seqs", "four")),
         (("--platform", "cpx"), ("cpx", "cpu")),
         (("--dtype", "float8"), ("dtype", "float8")),
-        (("--kv-cache-dtype", "int8"), ("int8",)),
+        (("--kv-cache-dtype", "int4"), ("--kv-cache-dtype", "int4", "int8")),
         (("--block-size", "0"), ("block_size",)),
         (("--provider", "linear=nobody"), ("nobody",)),
         (("--provider", "linaer=reference"), ("linaer", "linear")),

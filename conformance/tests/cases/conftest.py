@@ -88,6 +88,8 @@ class HostDevice(Device):
         self.gone[pool], self.own[pool] = self.own[pool], 0
         return self.gone[pool]
 
+    offload = release
+
     def restore(self, pool):
         self.own[pool] = self.gone[pool]
 

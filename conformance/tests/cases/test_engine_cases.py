@@ -127,8 +127,8 @@ def test_a_partial_claim_is_refused_outside_of_its_cases(cpu, run_case):
 
 @pytest.mark.parametrize("case", ["providers:every_provider_denied", "providers:every_provider_failing"])
 def test_a_next_provider_that_is_wrong_fails(kernels, run_case, case):
-    """It takes over from the plugin's own, and nobody looks at it otherwise."""
-    evidence = run_case(kernels(CONSTANT, {"sample": "sample"}, priority=-5), case, model="llama")
+    """It takes over from the plugin's native one, and nobody looks at it otherwise."""
+    evidence = run_case(kernels(CONSTANT, {"sample": "sample"}, priority=5), case, model="llama")
     assert evidence.outcome == "FAIL"
     assert "the reference says" in evidence.detail
 

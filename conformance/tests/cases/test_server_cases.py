@@ -166,7 +166,7 @@ class Traces(Canned):
 WRONG = (
     (WrongTokens, "completions_are_right", "the reference says"),
     (Short, "completions_are_right", "9 tokens came"),
-    (OneLump, "streams_are_the_same_text", "in 1 pieces"),
+    (OneLump, "streams_are_the_same_text", "in one piece"),
     (Garbles, "streams_are_the_same_text", "streamed '?"),
     (WrongTokens, "several_choices_and_prompts", "the reference says"),
     (SeedBlind, "several_choices_and_prompts", "seeds 1, 1 and 2"),

@@ -145,7 +145,7 @@ def attention_without_cap(*arguments):
 
 def attention_with_heads_in_turn(out, q, kv, *rest):
     """Query head h reads KV head h % Hk."""
-    heads = kv.rows.shape[1]
+    heads = kv.blocks.shape[2]
     order = torch.arange(q.shape[1]).view(-1, heads).t().flatten()
     turned = torch.empty_like(out)
     attention.paged_attention(turned, q[:, order].contiguous(), kv, *rest)

@@ -40,11 +40,13 @@ def test_the_kv_cache_has_a_dtype_of_its_own(llama, engines, run):
     assert len(run(llm, [PROMPT], GREEDY)[0]) == 8
 
 
-def test_a_kv_dtype_that_the_platform_lacks_is_refused(llama, engines):
-    from vllm_core.errors import PlanError
-
-    with pytest.raises(PlanError, match="wanted fp8, accepted float32, bfloat16, float16"):
-        engines(llama, kv_cache_dtype="fp8")
+@pytest.mark.parametrize("dtype", ["fp8", "int8"])
+def test_a_kv_cache_of_eight_bits_takes_less_and_generates(llama, engines, run, dtype):
+    llm, whole = engines(llama, kv_cache_dtype=dtype), engines(llama)
+    assert llm.plan.kv_dtype == dtype
+    assert llm.plan.kv_groups[0].layout.block_bytes < whole.plan.kv_groups[0].layout.block_bytes
+    (tokens,) = run(llm, [PROMPT], GREEDY)
+    assert len(tokens) == len(run(whole, [PROMPT], GREEDY)[0])
 
 
 @pytest.mark.parametrize("size", [1, 24, 128])
