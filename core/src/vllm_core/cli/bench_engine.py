@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_core.bench.workloads import SHAPES, WORKLOADS, Workload
+from vllm_core.cli.argument_types import count, positive
 from vllm_core.cli.options import add_engine_options, engine_options
 
 if TYPE_CHECKING:
@@ -62,14 +63,14 @@ def _add_workload_options(parser: argparse.ArgumentParser, kind: str, workloads:
             "--reset-prefix-cache", action="store_true", help="forget it before each run (default: as a server, keep it)"
         )
     section.add_argument("--runs", type=_runs, default=3, metavar="N", help="counted, after a first (default: %(default)s)")
-    section.add_argument("--num-prompts", type=_positive, metavar="N", help="requests, instead of the workload's number")
+    section.add_argument("--num-prompts", type=positive, metavar="N", help="requests, instead of the workload's number")
     section.add_argument(
         "--input-len", type=_span, metavar="N", help="tokens of a prompt, N or LOW:HIGH, instead of its lengths"
     )
     section.add_argument(
         "--output-len", type=_span, metavar="N", help="tokens to generate, N or LOW:HIGH, instead of its lengths"
     )
-    section.add_argument("--shared-len", type=_count, metavar="N", help="tokens that all prompts begin with, before the others")
+    section.add_argument("--shared-len", type=count, metavar="N", help="tokens that all prompts begin with, before the others")
     _add_out(section)
 
 
@@ -162,18 +163,6 @@ def _workloads(text: str) -> list[Workload]:
 def _runs(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= MAX_RUNS:
         raise argparse.ArgumentTypeError(f"{text!r}, where 1 to {MAX_RUNS} is expected")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer of at least 0")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer of at least 1")
     return int(text)
 
 

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_core.cli.argument_types import count, positive
+
 if TYPE_CHECKING:
     from vllm_core.bench.serve import Answer, Load
 
@@ -26,7 +28,7 @@ def add_parser(kinds: Any) -> None:
     section = parser.add_argument_group("Where")
     section.add_argument("--base-url", metavar="URL", help="address of the server (default: --host and --port)")
     section.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
-    section.add_argument("--port", type=_count, default=8000, metavar="N", help="default: %(default)s")
+    section.add_argument("--port", type=count, default=8000, metavar="N", help="default: %(default)s")
     section.add_argument("--endpoint", default="/v1/completions", metavar="PATH", help="or /v1/chat/completions")
     section.add_argument("--model", metavar="NAME", help="name to ask for (default: the first that is served)")
     section.add_argument("--api-key", metavar="KEY", help="or VLLM_CORE_API_KEY")
@@ -48,14 +50,14 @@ def add_parser(kinds: Any) -> None:
 
 
 def _add_load(section: argparse._ArgumentGroup) -> None:
-    section.add_argument("--num-prompts", type=_positive, default=100, metavar="N", help="requests (default: %(default)s)")
+    section.add_argument("--num-prompts", type=positive, default=100, metavar="N", help="requests (default: %(default)s)")
     section.add_argument(
         "--request-rate", type=_rate, default=math.inf, metavar="N", help="requests per second; inf: all at once (the default)"
     )
     section.add_argument(
         "--burstiness", type=_above_0, default=1.0, metavar="N", help="1: Poisson; below 1 more bursts, above 1 more even"
     )
-    section.add_argument("--max-concurrency", type=_positive, metavar="N", help="most requests at once (default: no limit)")
+    section.add_argument("--max-concurrency", type=positive, metavar="N", help="most requests at once (default: no limit)")
     section.add_argument(
         "--dataset-name", choices=("random",), default="random", help="token ids drawn at random (the only one here)"
     )
@@ -65,19 +67,19 @@ def _add_load(section: argparse._ArgumentGroup) -> None:
         ("prefix-len", 0, "tokens that all prompts share, before the others"),
     ):
         section.add_argument(
-            f"--random-{name}", type=_count, default=default, metavar="N", help=f"{text} (default: %(default)s)"
+            f"--random-{name}", type=count, default=default, metavar="N", help=f"{text} (default: %(default)s)"
         )
     section.add_argument(
         "--random-range-ratio", type=_share, default=0.0, metavar="R", help="lengths are within 1-R and 1+R of these"
     )
     section.add_argument(
-        "--random-vocabulary", type=_positive, default=250, metavar="N", help="token ids below this (default: %(default)s)"
+        "--random-vocabulary", type=positive, default=250, metavar="N", help="token ids below this (default: %(default)s)"
     )
     section.add_argument("--temperature", type=float, default=0.0, metavar="N", help="default: greedy")
     section.add_argument(
         "--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="go on after end tokens (default: on)"
     )
-    section.add_argument("--seed", type=_count, default=0, metavar="N", help="of prompts and arrivals (default: %(default)s)")
+    section.add_argument("--seed", type=count, default=0, metavar="N", help="of prompts and arrivals (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -174,18 +176,6 @@ def _print(found: dict[str, Any], metrics: tuple[str, ...], load: Load) -> None:
         (_TITLES[name], *(f"{found[f'{kind}_{name}_ms']:.2f}" for kind in ("mean", "median", *shares))) for name in metrics
     ]
     console.print(table("Latency", heads, times))
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer of at least 0")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer of at least 1")
-    return int(text)
 
 
 def _number(text: str) -> float:

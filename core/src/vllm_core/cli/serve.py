@@ -8,6 +8,7 @@ import os
 import ssl
 from typing import Any
 
+from vllm_core.cli.argument_types import count, positive
 from vllm_core.cli.features import add_features, features_of
 from vllm_core.cli.options import add_engine_options, engine_options
 
@@ -51,7 +52,7 @@ def _add_address(section: argparse._ArgumentGroup) -> None:
 def _add_limits(section: argparse._ArgumentGroup) -> None:
     section.add_argument(
         "--max-queued-requests",
-        type=_count,
+        type=count,
         default=4096,
         metavar="N",
         help="sequences that may wait beyond --max-num-seqs; more are answered 429 (default: %(default)s)",
@@ -66,17 +67,17 @@ def _add_limits(section: argparse._ArgumentGroup) -> None:
         help="the API key that was served least goes first, not the request that came first",
     )
     section.add_argument(
-        "--max-body-bytes", type=_positive, default=32 * 2**20, metavar="N", help="largest request (default: %(default)s)"
+        "--max-body-bytes", type=positive, default=32 * 2**20, metavar="N", help="largest request (default: %(default)s)"
     )
     section.add_argument(
         "--h11-max-incomplete-event-size",
-        type=_positive,
+        type=positive,
         default=32 * 2**10,
         metavar="N",
         help="largest request line and headers, in bytes (default: %(default)s)",
     )
     section.add_argument(
-        "--h11-max-header-count", type=_positive, default=128, metavar="N", help="most headers (default: %(default)s)"
+        "--h11-max-header-count", type=positive, default=128, metavar="N", help="most headers (default: %(default)s)"
     )
     for name, default, text in (
         ("header", 30.0, "seconds for the headers of a request to arrive"),
@@ -89,7 +90,7 @@ def _add_limits(section: argparse._ArgumentGroup) -> None:
     section.add_argument(
         "--drain-s",
         "--shutdown-timeout",
-        type=_positive,
+        type=positive,
         default=30,
         metavar="N",
         help="seconds that requests may take at the end (default: %(default)s)",
@@ -119,7 +120,7 @@ def _add_logs(section: argparse._ArgumentGroup) -> None:
         "--enable-log-requests", action="store_true", help="log prompts and parameters; otherwise no content is logged"
     )
     section.add_argument("--disable-log-requests", action="store_false", dest="enable_log_requests", help="the default")
-    section.add_argument("--max-log-len", type=_count, metavar="N", help="characters or tokens of a prompt that are logged")
+    section.add_argument("--max-log-len", type=count, metavar="N", help="characters or tokens of a prompt that are logged")
     section.add_argument("--disable-uvicorn-access-log", action="store_true", help="no line for each HTTP request")
     section.add_argument(
         "--uvicorn-log-level", choices=_LOG_LEVELS, default="warning", help="of the HTTP library (default: %(default)s)"
@@ -187,18 +188,6 @@ def _checked(key: str) -> str:
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) >= 65536:
         raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer of at least 1")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer of at least 0")
     return int(text)
 
 

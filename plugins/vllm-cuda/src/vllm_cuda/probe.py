@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm_core.api import Check, DeviceFacts, ProbeReport
+from vllm_core.api import DeviceFacts, ProbeReport
 from vllm_cuda.backends.families import ARCHITECTURES, family_of
 from vllm_cuda.driver import Driver, DriverError, Gpu, nvml_version
+from vllm_triton import installed
+from vllm_triton.looking import Looking
 
 _INSTALL = "install a torch build for CUDA: https://pytorch.org/get-started/locally"
-
-
-@dataclass
-class _Looking:
-    checks: list[Check] = field(default_factory=list)
-
-    def ok(self, name: str, detail: str) -> None:
-        self.checks.append(Check(name=name, outcome="ok", detail=detail))
-
-    def failed(self, name: str, detail: str, hint: str) -> None:
-        self.checks.append(Check(name=name, outcome="failed", detail=detail, hint=hint))
-
-    def skipped(self, name: str, detail: str, hint: str = "") -> None:
-        self.checks.append(Check(name=name, outcome="skipped", detail=detail, hint=hint))
 
 
 def probe(
@@ -36,7 +21,7 @@ def probe(
     torch_build: Callable[[], tuple[str, str | None] | None] | None = None,
 ) -> ProbeReport:
     """Look at this machine. The arguments stand for it in tests."""
-    look = _Looking()
+    look = Looking()
     found, supported = _driver(look, driver)
     version = _nvml(look, nvml)
     _device_files(look, root, bool(found))
@@ -48,7 +33,7 @@ def probe(
     return ProbeReport(devices=facts, checks=tuple(look.checks))
 
 
-def _driver(look: _Looking, make: Callable[[], Driver]) -> tuple[tuple[Gpu, ...], tuple[int, int] | None]:
+def _driver(look: Looking, make: Callable[[], Driver]) -> tuple[tuple[Gpu, ...], tuple[int, int] | None]:
     try:
         driver = make()
         version, gpus = driver.version(), driver.gpus()
@@ -63,7 +48,7 @@ def _driver(look: _Looking, make: Callable[[], Driver]) -> tuple[tuple[Gpu, ...]
     return gpus, version
 
 
-def _nvml(look: _Looking, nvml: Callable[[], str]) -> str:
+def _nvml(look: Looking, nvml: Callable[[], str]) -> str:
     try:
         version = nvml()
     except (OSError, DriverError, AttributeError) as error:
@@ -73,7 +58,7 @@ def _nvml(look: _Looking, nvml: Callable[[], str]) -> str:
     return version
 
 
-def _device_files(look: _Looking, root: Path, found: bool) -> None:
+def _device_files(look: Looking, root: Path, found: bool) -> None:
     files = sorted(path.name for path in root.glob("dev/nvidia*") if not path.is_dir())
     if files:
         look.ok("device files", ", ".join(files))
@@ -84,7 +69,7 @@ def _device_files(look: _Looking, root: Path, found: bool) -> None:
 
 
 def _torch(
-    look: _Looking, build: Callable[[], tuple[str, str | None] | None], supported: tuple[int, int] | None
+    look: Looking, build: Callable[[], tuple[str, str | None] | None], supported: tuple[int, int] | None
 ) -> tuple[int, int] | None:
     found = build()
     if found is None:
@@ -108,16 +93,10 @@ def _torch(
 
 def installed_torch() -> tuple[str, str | None] | None:
     """Version and CUDA version of the installed torch, read from its files: importing it takes seconds."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    text = (Path(spec.submodule_search_locations[0]) / "version.py").read_text("utf-8")
-    version = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
-    cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
-    return (version.group(1) if version else "unknown version", cuda.group(1) if cuda else None)
+    return installed.torch_build("cuda")
 
 
-def _architectures(look: _Looking, gpus: tuple[Gpu, ...]) -> None:
+def _architectures(look: Looking, gpus: tuple[Gpu, ...]) -> None:
     for gpu in gpus:
         if family_of(gpu.architecture) is None:
             look.failed(
@@ -129,7 +108,7 @@ def _architectures(look: _Looking, gpus: tuple[Gpu, ...]) -> None:
             look.ok(f"kernels for device {gpu.index}", f"{gpu.architecture}")
 
 
-def _fp8(look: _Looking, gpus: tuple[Gpu, ...], supported: tuple[int, int] | None, runtime: tuple[int, int] | None) -> None:
+def _fp8(look: Looking, gpus: tuple[Gpu, ...], supported: tuple[int, int] | None, runtime: tuple[int, int] | None) -> None:
     """FP8 needs three things; which one is missing is told apart."""
     for gpu in gpus:
         missing = []
