@@ -1,7 +1,7 @@
 """docs/amd-kernels.md: what the compiler makes of the kernels for each AMD architecture, and predicted times.
 
-python tools/amd_kernels.py                  compile all (minutes), then write
-python tools/amd_kernels.py --from FOLDER    write from files ARCHITECTURE.jsonl that `python -m vllm_rocm.machine_code` printed
+python tools/amd_kernels.py                  compile all (many minutes), then write
+python tools/amd_kernels.py --from FOLDER    write from files ARCHITECTURE-MODEL.jsonl of `python -m vllm_rocm.machine_code`
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from vllm_rocm.backends.families import ARCHITECTURES, family_of
 from vllm_rocm.chips import chip_of
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "amd-kernels.md"
-MODEL, STEPS, LIMIT_S = "Qwen3-0.6B", ("1x1", "64x1", "1x2048"), 600
+MODELS, STEPS, LIMIT_S = ("Qwen3-0.6B", "Qwen3-8B"), ("1x1", "64x1", "1x2048"), 900
 Rows = list[dict[str, Any]]
 
 INTRODUCTION = """# Kernels on AMD architectures
 
 Written by `python tools/amd_kernels.py`, with Triton {triton}. Nothing here was run on AMD hardware: kernels were compiled to
-machine code, on a machine without a GPU, with the specialisations that a step's launches get. Steps are of {model} in
+machine code, on a machine without a GPU, with the specialisations that a step's launches get. Steps are of {models} in
 bfloat16 with 4,096 tokens of context: `1x1` decodes one sequence, `64x1` 64 of them, `1x2048` is a prompt of 2,048 tokens.
 
 - **registers**: vector registers of a lane, accumulators included (CDNA: 512, RDNA: 256). **waves**: of a SIMD, as many as its
@@ -37,29 +37,38 @@ bfloat16 with 4,096 tokens of context: `1x1` decodes one sequence, `64x1` 64 of 
 """
 
 
-def rows_of(architecture: str, folder: Path | None) -> Rows:
+def rows_of(architecture: str, model: str, folder: Path | None) -> Rows:
     """Lines of the compiler's report. Raises CalledProcessError where it fails."""
     if folder is not None:
-        text = (folder / f"{architecture}.jsonl").read_text("utf-8")
+        text = (folder / f"{architecture}-{model}.jsonl").read_text("utf-8")
     else:
         steps = [argument for step in STEPS for argument in ("--step", step)]
-        command = [sys.executable, "-W", "ignore", "-m", "vllm_rocm.machine_code", architecture, "--model", MODEL, *steps]
+        command = [sys.executable, "-W", "ignore", "-m", "vllm_rocm.machine_code", architecture, "--model", model, *steps]
         text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
     return [json.loads(line) for line in text.splitlines()]
 
 
-def chapter(architecture: str, rows: Rows) -> Iterator[str]:
+def chapter(architecture: str, by_model: dict[str, Rows]) -> Iterator[str]:
     """One architecture."""
     family, chip = family_of(architecture), chip_of(architecture)
     assert family is not None
+    yield f"## {architecture}: {chip.name}\n"
+    yield (
+        f"Waves of {family.wave_size} lanes. Predicted for {chip.bandwidth / 1e9:,.0f} GB/s and "
+        f"{chip.matrix_rate / 1e12:,.1f} TFLOPS ({chip.source}).\n"
+    )
+    for model, rows in by_model.items():
+        yield from _tables(model, rows, family.lds_bytes)
+
+
+def _tables(model: str, rows: Rows, lds_bytes: int) -> Iterator[str]:
+    """Kernels of a model's steps, and its whole steps."""
     kernels, steps = [row for row in rows if "kernel" in row], [row for row in rows if "launches" in row]
     spilled = [row["kernel"] for row in kernels if row["vector_spills"] or row["scratch_bytes"]]
     most = max(row["lds_bytes"] for row in kernels)
-    yield f"## {architecture}: {chip.name}\n"
     yield (
-        f"{len(kernels)} specialisations; spilled to memory: {', '.join(spilled) or 'none'}; most LDS {most / 1024:.0f} KiB of "
-        f"{family.lds_bytes >> 10}. Waves of {family.wave_size} lanes. Predicted for {chip.bandwidth / 1e9:,.0f} GB/s and "
-        f"{chip.matrix_rate / 1e12:,.1f} TFLOPS ({chip.source}).\n"
+        f"**{model}**: {len(kernels)} specialisations; spilled to memory: {', '.join(spilled) or 'none'}; "
+        f"most LDS {most / 1024:.0f} KiB of {lds_bytes >> 10}.\n"
     )
     yield "| kernel | step | warps | registers | waves | LDS KiB | programs | matrix | floor us | predicted us |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
@@ -82,9 +91,9 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="folder", type=Path, metavar="FOLDER")
     options = parser.parse_args(arguments)
-    lines = [INTRODUCTION.format(triton=metadata.version("triton"), model=MODEL)]
+    lines = [INTRODUCTION.format(triton=metadata.version("triton"), models=" and ".join(MODELS))]
     for architecture in ARCHITECTURES:
-        lines += chapter(architecture, rows_of(architecture, options.folder))
+        lines += chapter(architecture, {model: rows_of(architecture, model, options.folder) for model in MODELS})
     PATH.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 

@@ -55,6 +55,20 @@ groups = torch.tensor([1, 2], dtype=torch.int64).npu()
 weights = torch.randn(2, 8, 4).half()
 y = n.npu_grouped_matmul([x], [weights.npu()], group_list=groups, split_item=2, group_type=0, group_list_type=1)[0].cpu()
 out["grouped"] = (y[1:].float() - x.cpu()[1:].float() @ weights[1].float()).abs().max().item()
+single, there = q[:2].npu(), on(keys, values, mask, table)
+def captured(graph, **more):
+    with torch.npu.graph(graph, **more):
+        return n.npu_fused_infer_attention_score(single, *there[:2], atten_mask=there[2], block_table=there[3],
+            actual_seq_lengths=[1, 2], actual_seq_lengths_kv=[1, 1], num_heads=heads, num_key_value_heads=kv_heads,
+            scale=d**-0.5, input_layout="TND", sparse_mode=3, block_size=size)[0]
+fixed, graph = torch.npu.NPUGraph(), torch.npu.NPUGraph()
+old, new = captured(fixed), captured(graph, auto_dispatch_capture=True)
+out["no update"] = said(lambda: fixed.update([{"actual_seq_lengths_kv": [5, 130]}]))
+graph.update([{"actual_seq_lengths": [1, 2], "actual_seq_lengths_kv": [5, 130]}])
+fixed.replay(), graph.replay()
+expected = [call(q[:2], ends=(1, 2), lengths=one) for one in ((1, 1), (5, 130))]
+out["captured lengths"] = [torch.equal(found.cpu(), one) for found, one in zip((old, new), expected)]
+out["too many updates"] = said(lambda: graph.update([{}, {}, {}]))
 q8, s = n.npu_dynamic_quant(x)
 out["quantised"] = (q8.cpu().float() * s.cpu()[:, None] - x.cpu().float()).abs().max().item()
 """
@@ -70,9 +84,15 @@ def test_attention_over_pages_is_attention(answers):
     assert answers["difference"] < 2e-3
 
 
+def test_lengths_of_a_captured_launch_change_where_it_was_captured_for_that(answers):
+    assert answers["captured lengths"] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("question", "text"),
     [
+        ("no update", "does not support update"),
+        ("too many updates", "1 launches need to be updated"),
         ("float32", "float16 or bfloat16"),
         ("block size", "a multiple of 128"),
         ("layout", "not simulated"),

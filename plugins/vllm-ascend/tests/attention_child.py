@@ -81,10 +81,20 @@ def main(name: str, size: int) -> None:
     reference("kv_copy")(host, source, target)
     attention.kv_copy(npu, up(source), up(target))
     compare("copied", *exported())
+    # Single queries, captured at other lengths than they are replayed at.
+    single, starts, lengths = up(q[:3]), up(torch.arange(4, dtype=torch.int32)), up(torch.ones(3, dtype=torch.int32))
+    mine, table = up(torch.empty_like(q[:3])), up(TABLE)
+    graph = device.capture(lambda: attention.paged_attention(mine, single, npu, starts, lengths, table, 1, *shape[1:]))
+    for wanted in ((257, 130, 128), (4, 129, 1)):
+        lengths.copy_(torch.tensor(wanted, dtype=torch.int32))
+        graph.replay()
+        other = torch.empty_like(q[:3])
+        reference("paged_attention")(other, q[:3], host, starts.cpu(), torch.tensor(wanted).int(), TABLE, 1, *shape[1:])
+        compare(f"replayed at {wanted}", mine, other)
     refused = []
     for window, cap in ((16, 0.0), (0, 30.0)):
         try:
-            attention.paged_attention(mine, mine, npu, up(starts), up(lengths), up(TABLE), *shape[:3], window, cap)
+            attention.paged_attention(mine, single, npu, starts, lengths, table, 1, *shape[1:3], window, cap)
         except UnsupportedError as error:
             refused.append(error.on)
     print(json.dumps({"differences": found, "refused": refused}))

@@ -9,7 +9,7 @@ import torch
 
 from vllm_ascend.device import NpuDevice
 from vllm_ascend.ops import activation, embedding, linear, norm, rope
-from vllm_core.api import DeviceFacts
+from vllm_core.api import DeviceFacts, QuantTensor
 
 
 def main(name: str) -> None:
@@ -33,9 +33,12 @@ def main(name: str) -> None:
     packed = linear.linear_pack(fresh(128, 256), fresh(128), ["mlp.up"])
     linear.linear(fresh(5, 128), x, packed)
     linear.linear_add(fresh(5, 128), fresh(5, 128), x, packed)
+    codes = QuantTensor("int8_channel", (128, 256), fresh(128, 256, of=torch.int8), fresh(128, of=torch.float32))
+    for bias in (None, fresh(128)):
+        linear.linear(fresh(5, 128), x, linear.linear_pack(codes, bias, ["mlp.up"]))
     embedding.embedding(fresh(5, 256), positions, fresh(64, 256), 1.0)
     device.synchronize()
-    print(json.dumps({"ops": 8}))
+    print(json.dumps({"ops": 9}))
 
 
 main(*sys.argv[1:])

@@ -105,6 +105,12 @@ class Machine:
         return probe(self.root, self.environ, tool, self.versions.get)
 
 
+@pytest.fixture(scope="session")
+def machine_in() -> Callable[[Path], Machine]:
+    """A server with one Atlas A2 chip on which everything is right, with its files in a folder of one's choice."""
+    return Machine
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     """A server with one Atlas A2 chip on which everything is right."""

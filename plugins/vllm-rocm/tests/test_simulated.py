@@ -20,6 +20,7 @@ OPENED = (
     "device = RocmDevice(probe.probe().devices[0])\n"
 )
 SIZES = ("max_model_len=256", "max_num_seqs=4", "dtype=float32")
+SMALL = (*SIZES, "skip_tokenizer_init=true", "kv_cache_memory_bytes=8388608", "max_num_batched_tokens=64")
 
 
 def run(command: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -29,11 +30,22 @@ def run(command: list[str], environ: dict[str, str]) -> subprocess.CompletedProc
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
-def tokens(platform: str, environ: dict[str, str], count: int, *options: str) -> dict:
-    command = [sys.executable, str(ROOT / "tools" / "tokens.py"), platform, "demo", str(count), *SIZES, *options]
-    done = run(command, environ)
+def serve(platform: str, environ: dict[str, str], model: str, count: int, *options: str) -> subprocess.CompletedProcess[str]:
+    return run([sys.executable, str(ROOT / "tools" / "tokens.py"), platform, model, str(count), *options], environ)
+
+
+def tokens(platform: str, environ: dict[str, str], count: int, *options: str, model: str = "demo") -> dict:
+    sizes = SIZES if model == "demo" else SMALL
+    done = serve(platform, environ, model, count, *sizes, *options)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def small() -> str:
+    """A random Llama of two layers."""
+    models = pytest.importorskip("vllm_conformance.cases.runs.models")
+    return str(models.folder_of("llama"))
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +64,41 @@ def test_the_device_is_found_and_named(machine):
     assert architecture == "gfx942"
     assert properties["fp8"] == "fnuz"
     assert properties["aiter"] == "0.1.7"
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_two_layers_on_interpreted_kernels_give_the_tokens_of_the_host(small, dtype, tmp_path):
+    """End to end: every op that the package has a kernel for is that kernel's, in Triton's interpreter; none was demoted."""
+    log = tmp_path / "log.json"
+    machine = simulator.environment(environ=dict(os.environ), pose="hip", chip="gfx942", memory_mib=1024, interpret=True)
+    found = tokens("rocm", {**machine, "SIMULATOR_LOG": str(log)}, 2, f"dtype={dtype}", model=small)
+    assert found["demoted"] == []
+    assert {op for op, one in found["served"].items() if not one.startswith("kernel vllm-rocm")} <= {"all_gather", "all_reduce"}
+    ran = {name.removeprefix("triton::") for line in log.read_text().splitlines() for name in json.loads(line)["ops"]}
+    assert {"build_rows", "draw"} <= ran
+    assert ran & {"decode", "extend"}
+    expected = tokens("cpu", dict(os.environ), 2, f"dtype={dtype}", model=small)["tokens"]
+    assert found["tokens"] == expected
+
+
+REFERENCES = 'provider={"all": "reference"}'
+OURS = 'provider={"paged_attention": "vllm-rocm"}'
+
+
+@pytest.mark.parametrize(
+    ("fail", "options", "text"),
+    [
+        ("lost:aten::mm", (REFERENCES,), "the device was lost"),
+        ("", (REFERENCES, "kv_cache_dtype=fp8"), "fp8"),
+        ("", (OURS, "block_size=24"), "24"),
+    ],
+    ids=["device lost", "unsupported KV dtype", "unsupported block size"],
+)
+def test_what_goes_wrong_is_said(small, fail, options, text):
+    machine = simulator.environment(environ=dict(os.environ), pose="hip", chip="gfx942", memory_mib=1024, fail=fail)
+    done = serve("rocm", machine, small, 4, *SMALL, *options)
+    assert done.returncode != 0
+    assert text in done.stderr
 
 
 @pytest.mark.model

@@ -83,20 +83,28 @@ def torch_of(gpus: list[Gpu], *, xpu: str | None = "20250301", version: str = "2
 
 
 @pytest.fixture
-def look(tmp_path):
+def look(tmp_path, probe_in):
     """Probe a machine of the named products; keywords replace what one source says."""
+    return lambda *names, **sources: probe_in(tmp_path, *names, **sources)
 
-    def probe_machine(*names: str, files: bool = True, loaded: bool = True, sysfs: bool = True, environ=None, **sources):
+
+@pytest.fixture(scope="session")
+def probe_in():
+    """As `look`, with the machine's files in a folder of one's choice."""
+
+    def probe_machine(
+        root: Path, *names: str, files: bool = True, loaded: bool = True, sysfs: bool = True, environ=None, **sources
+    ):
         gpus = [PRODUCTS[name] for name in names]
         if sysfs:
-            write_machine(tmp_path, gpus, files=files, loaded=loaded)
+            write_machine(root, gpus, files=files, loaded=loaded)
         given = {"zero": lambda: FakeZero(gpus), "torch_build": lambda: torch_of(gpus), "kernels": lambda: None, **sources}
-        return probe(tmp_path, environ or {}, **given)
+        return probe(root, environ or {}, **given)
 
     return probe_machine
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_torch():
     return lambda *names, **changes: torch_of([PRODUCTS[name] for name in names], **changes)
 

@@ -20,6 +20,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--memory-mib", type=int, default=2048, help="memory of each device")
     parser.add_argument("--fail", default="", help="oom:N, lost:N, lost:OP, hang:N, crash:N; several with commas")
     parser.add_argument("--blocking", action="store_true", help="run each launch at once")
+    parser.add_argument("--interpret", action="store_true", help="run Triton's kernels, in Triton's interpreter")
     parser.add_argument("command", nargs="+", help="after --")
     options = vars(parser.parse_args(arguments))
     command = options.pop("command")

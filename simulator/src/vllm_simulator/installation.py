@@ -68,7 +68,9 @@ def make_installation(settings: Settings, folder: Path, library: Path) -> Mappin
 
 
 def _variables(settings: Settings, folder: Path) -> Mapping[str, str]:
-    return {"ASCEND_HOME_PATH": str(folder / "ascend-toolkit")} if settings.pose == "npu" else {}
+    if settings.pose == "npu":
+        return {"ASCEND_HOME_PATH": str(folder / "ascend-toolkit")}
+    return {"TRITON_INTERPRET": "1"} if settings.interpret else {}
 
 
 def _backend(folder: Path, package: str, version: str, code: str) -> None:

@@ -25,7 +25,8 @@ class Settings:
     """One simulated machine. Raises ValueError for what cannot be simulated.
 
     `fail`: ``oom:N`` the N-th allocation fails; ``lost:N`` or ``lost:OP`` the device is gone from that launch on;
-    ``hang:N``, ``hang:OP``, ``crash:N``, ``crash:OP``; several with commas. `blocking` runs each launch at once.
+    ``hang:N``, ``hang:OP``, ``crash:N``, ``crash:OP``; several with commas. `blocking` runs each launch at once. `interpret`
+    runs Triton's kernels on the device, in Triton's interpreter (poses hip and xpu); without it they cannot be compiled.
     """
 
     pose: str
@@ -34,6 +35,7 @@ class Settings:
     memory_mib: int = 2048
     fail: str = ""
     blocking: bool = False
+    interpret: bool = False
 
     def __post_init__(self) -> None:
         if self.pose not in POSES:
@@ -44,6 +46,8 @@ class Settings:
             raise ValueError(f"chip {self.chip!r} does not pose as {self.pose}: use one of {fitting}")
         if not 1 <= self.devices <= 16 or self.memory_mib < 1:
             raise ValueError(f"{self.devices} devices of {self.memory_mib} MiB: use 1 to 16 devices with memory")
+        if self.interpret and self.pose == "npu":
+            raise ValueError("pose npu has no Triton: interpret goes with hip and xpu")
         self.faults  # noqa: B018 - raises where it cannot be read
 
     @property

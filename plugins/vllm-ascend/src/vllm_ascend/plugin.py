@@ -17,6 +17,7 @@ from vllm_core.api import (
     Manifest,
     NotImplementedYet,
     Offer,
+    Partial,
     ProbeReport,
     ProgramOffer,
     Support,
@@ -45,10 +46,10 @@ CLAIMS: Mapping[str, Support] = MappingProxyType(
         "sampling.logprobs": Full(),
         "batch_invariant": NotImplementedYet("products depend on the number of rows"),
         "async_scheduling": Full(),
-        "graphs": NotImplementedYet("the vendor's attention takes its lengths from the host, which a graph would fix"),
+        "graphs": Full(),
         "sleep": NotImplementedYet("pools are not brought back yet"),
-        "quantization.weight_only": NotImplementedYet("no op reads packed weights yet"),
-        "parallel.tensor": NotImplementedYet("no communicator yet"),
+        "quantization.weight_only": Partial("float16 and bfloat16 models", cases=("int8_channel",)),
+        "parallel.tensor": Partial("written, and never run on two devices", cases=("one host",)),
         "peer_copy": NotImplementedYet("no peer copies yet"),
     }
 )
@@ -83,7 +84,7 @@ def probe() -> ProbeReport:
 
 @hookimpl
 def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatch:
-    """Step sizes."""
+    """Step and graph sizes."""
     return platform.configure(config, explicit)
 
 

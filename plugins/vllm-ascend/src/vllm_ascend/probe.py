@@ -6,12 +6,12 @@ import importlib.metadata
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_ascend import driver
 from vllm_ascend.backends.families import ARCHITECTURES, family_named
-from vllm_core.api import Check, DeviceFacts, ProbeReport
+from vllm_core.api import DeviceFacts, ProbeReport
+from vllm_triton.looking import Looking
 
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 LEAST_CANN = (8, 5)
@@ -21,20 +21,6 @@ TORCH = (2, 13)
 _CONTAINER = (
     "in a container, start it with --device /dev/davinci0 (and davinci_manager, devmm_svm, hisi_hdc) and the driver mounted"
 )
-
-
-@dataclass
-class _Looking:
-    checks: list[Check] = field(default_factory=list)
-
-    def ok(self, name: str, detail: str) -> None:
-        self.checks.append(Check(name=name, outcome="ok", detail=detail))
-
-    def failed(self, name: str, detail: str, hint: str) -> None:
-        self.checks.append(Check(name=name, outcome="failed", detail=detail, hint=hint))
-
-    def skipped(self, name: str, detail: str, hint: str = "") -> None:
-        self.checks.append(Check(name=name, outcome="skipped", detail=detail, hint=hint))
 
 
 def installed_version(name: str) -> str | None:
@@ -52,7 +38,7 @@ def probe(
     version_of: Callable[[str], str | None] = installed_version,
 ) -> ProbeReport:
     """Look at this machine. The arguments stand for it in tests."""
-    look = _Looking()
+    look = Looking()
     listing = _tool(look, root, environ, tool)
     _driver(look, root, listing)
     _device_files(look, root, bool(listing and listing.chips))
@@ -68,7 +54,7 @@ def probe(
 
 
 def _tool(
-    look: _Looking, root: Path, environ: Mapping[str, str], tool: Callable[[Mapping[str, str], Path], str]
+    look: Looking, root: Path, environ: Mapping[str, str], tool: Callable[[Mapping[str, str], Path], str]
 ) -> driver.Listing | None:
     try:
         listing = driver.read_listing(tool(environ, root))
@@ -83,7 +69,7 @@ def _tool(
     return listing
 
 
-def _driver(look: _Looking, root: Path, listing: driver.Listing | None) -> None:
+def _driver(look: Looking, root: Path, listing: driver.Listing | None) -> None:
     version = driver.driver_version(root)
     if version:
         look.ok("driver", f"version {version}")
@@ -93,7 +79,7 @@ def _driver(look: _Looking, root: Path, listing: driver.Listing | None) -> None:
         look.failed("driver", "no version.info under /usr/local/Ascend/driver", "install the Ascend driver and firmware")
 
 
-def _device_files(look: _Looking, root: Path, found: bool) -> None:
+def _device_files(look: Looking, root: Path, found: bool) -> None:
     files = sorted(path.name for path in root.glob("dev/davinci*"))
     if any(name != "davinci_manager" for name in files):
         look.ok("device files", ", ".join(files))
@@ -103,7 +89,7 @@ def _device_files(look: _Looking, root: Path, found: bool) -> None:
         look.failed("device files", "no /dev/davinci*", f"no NPU; or, {_CONTAINER}")
 
 
-def _toolkit(look: _Looking, root: Path, environ: Mapping[str, str]) -> str | None:
+def _toolkit(look: Looking, root: Path, environ: Mapping[str, str]) -> str | None:
     found = driver.toolkit_version(environ, root)
     if found is None:
         hint = "install the CANN toolkit and its kernels, then `source .../ascend-toolkit/set_env.sh`"
@@ -118,7 +104,7 @@ def _toolkit(look: _Looking, root: Path, environ: Mapping[str, str]) -> str | No
     return version
 
 
-def _torch(look: _Looking, version_of: Callable[[str], str | None], toolkit: bool) -> bool:
+def _torch(look: Looking, version_of: Callable[[str], str | None], toolkit: bool) -> bool:
     torch, torch_npu = version_of("torch"), version_of("torch_npu")
     wanted = ".".join(map(str, TORCH))
     if torch_npu is None:
@@ -144,7 +130,7 @@ def _torch(look: _Looking, version_of: Callable[[str], str | None], toolkit: boo
     return True
 
 
-def _visible(look: _Looking, chips: tuple[driver.Chip, ...], environ: Mapping[str, str]) -> tuple[driver.Chip, ...]:
+def _visible(look: Looking, chips: tuple[driver.Chip, ...], environ: Mapping[str, str]) -> tuple[driver.Chip, ...]:
     value = environ.get(VISIBLE)
     if value is None or not chips:
         return chips
@@ -160,7 +146,7 @@ def _visible(look: _Looking, chips: tuple[driver.Chip, ...], environ: Mapping[st
     return tuple(by_number[part] for part in wanted if part in by_number)
 
 
-def _chip(look: _Looking, chip: driver.Chip) -> bool:
+def _chip(look: Looking, chip: driver.Chip) -> bool:
     """Whether it is of a family that this package knows, and healthy."""
     name = f"chip {chip.number}"
     if family_named(chip.name) is None:

@@ -19,7 +19,6 @@ from vllm_rocm.backends.families import ARCHITECTURES, Family, family_of
 from vllm_rocm.chips import chip_of
 from vllm_triton import roofline, tuning
 from vllm_triton.offline import Compiled, Launch, OfflineDriver, compiled
-from vllm_triton.ops.linear import FEW
 from vllm_triton.workload import MODELS, Model, Step, launch_layer, launch_step
 
 SIMDS = 4
@@ -96,22 +95,12 @@ def _number(text: str, name: str) -> int:
     return int(found[1]) if found else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
-    """A whole step, in microseconds: the chip's roofline, and with what tiles cost. Predicted; launches cost nothing here."""
-
-    step: str
-    launches: int
-    floor_us: float
-    predicted_us: float
-
-
 @dataclass(frozen=True, slots=True)
 class Compilation:
     """What became of some steps on one architecture."""
 
     resources: list[Resources]
-    steps: list[StepTime]
+    steps: list[roofline.StepTime]
 
 
 def compile_steps(architecture: str, model: Model, steps: Sequence[Step]) -> Compilation:
@@ -136,33 +125,23 @@ def compile_steps(architecture: str, model: Model, steps: Sequence[Step]) -> Com
         owner = told.get(one.metadata.hash)
         found = resources_of(one, family, name_of(owner[0]) if owner else "window, cap")
         resources[one.metadata.hash] = _timed(found, *owner, chip) if owner else found
-    return Compilation(list(resources.values()), [_whole(model, step, asked, resources, chip) for step in steps])
+    times = [
+        roofline.step_time(
+            name_of(step),
+            model,
+            step,
+            [(repeats, launch) for owner, repeats, launch in asked if owner is step],
+            chip,
+            lambda launch: resources[launch.hash].resident,
+        )
+        for step in steps
+    ]
+    return Compilation(list(resources.values()), times)
 
 
 def name_of(step: Step) -> str:
     """Such as ``64x1``."""
     return f"{step.rows}x{step.queries}"
-
-
-def _whole(
-    model: Model, step: Step, asked: Sequence[tuple[Step, int, Launch]], resources: dict[str, Resources], chip: roofline.Chip
-) -> StepTime:
-    floor = predicted = 0.0
-    launches = 0
-    for owner, repeats, launch in asked:
-        if owner is step:
-            launches += repeats
-            judged = roofline.judge(launch, step.context, step.tokens)
-            if judged is not None:
-                floor += repeats * roofline.floor_s(judged[0], chip)
-                predicted += repeats * roofline.predicted_s(*judged, chip, resources[launch.hash].resident)
-    # Products of many rows are a library's: counted at the roofline in both.
-    library = [(model.layers, model.layer_weights, step.tokens)] if step.tokens > FEW else []
-    library += [(1, model.head_weights, step.rows)] if step.rows > FEW else []
-    for repeats, elements, rows in library:
-        work = repeats * roofline.floor_s(roofline.Work(2 * elements, 2 * elements * rows), chip)
-        floor, predicted = floor + work, predicted + work
-    return StepTime(step=name_of(step), launches=launches, floor_us=floor * 1e6, predicted_us=predicted * 1e6)
 
 
 def _timed(resources: Resources, step: Step, launch: Launch, chip: roofline.Chip) -> Resources:
@@ -174,13 +153,18 @@ def _timed(resources: Resources, step: Step, launch: Launch, chip: roofline.Chip
     return replace(resources, floor_us=roofline.floor_s(work, chip) * 1e6, predicted_us=predicted * 1e6)
 
 
-def main(arguments: list[str]) -> None:
-    """Print a line of JSON a specialisation."""
+def options_of(arguments: list[str]) -> argparse.Namespace:
+    """The command's arguments, read. Raises SystemExit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("architecture", choices=ARCHITECTURES)
     parser.add_argument("--model", choices=sorted(MODELS), default="Qwen3-0.6B")
     parser.add_argument("--step", action="append", required=True, metavar="ROWSxQUERIES")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> None:
+    """Print a line of JSON a specialisation."""
+    options = options_of(arguments)
     sizes = [tuple(map(int, one.split("x"))) for one in options.step]
     steps = [Step(rows=rows, queries=queries, context=max(CONTEXT, queries)) for rows, queries in sizes]
     done = compile_steps(options.architecture, MODELS[options.model], steps)

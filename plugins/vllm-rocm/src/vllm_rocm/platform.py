@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vllm_core.api import ConfigPatch, DeviceFacts
@@ -29,8 +30,10 @@ def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatc
 def start(device: DeviceFacts) -> None:
     """Choose the kernels' block sizes for the device."""
     from vllm_rocm.backends.families import family_of
+    from vllm_triton import tried
     from vllm_triton.tuning import use
 
     family = family_of(device.architecture)
     assert family is not None, "nothing is offered for other architectures"
-    use(family.tuning, int(device.properties.get("multiprocessors", "1")))
+    tuning = replace(family.tuning, kv_dtypes=tried.KV_DTYPES)
+    use(tuning, int(device.properties.get("multiprocessors", "1")))

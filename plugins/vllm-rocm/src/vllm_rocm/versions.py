@@ -5,7 +5,12 @@ from __future__ import annotations
 from vllm_triton.versions import Wrong, outside
 
 HIP_OF = {"gfx90a": (6, 0), "gfx942": (6, 0), "gfx950": (7, 0), "gfx1100": (6, 0), "gfx1201": (6, 4)}
-"""The first ROCm release whose compatibility matrix has the architecture (ROCm documentation, "Compatibility matrix")."""
+"""The first ROCm release that has the architecture, as HIP's version says it, without the third number.
+
+ROCm 6.4.1 release notes ("introduces support for the RDNA4 architecture-based ... Radeon RX 9070 XT"); change logs of ROCm
+7.0.0 ("Added gfx950 support", hipFFT 1.0.20). The others are in the oldest column of ROCm's table of past releases, 6.0.
+torch's builds of today (`TORCH`) are for newer ones.
+"""
 
 TORCH = (2, 10)
 AITER_DISTRIBUTION = "amd-aiter"

@@ -11,17 +11,18 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from triton.backends.compiler import GPUTarget
 
-from vllm_triton import tuning
-from vllm_triton.offline import Compiled, OfflineDriver, compiled
+from vllm_triton import roofline, tuning
+from vllm_triton.offline import Compiled, Launch, OfflineDriver, compiled
 from vllm_triton.workload import MODELS, Model, Step, launch_layer, launch_step
 from vllm_xpu.backends.families import FAMILIES, Family, family_of
+from vllm_xpu.chips import chip_of
 
 TARGETS = tuple(family.architectures[0] for family in FAMILIES)
 CONTEXT = 4096
@@ -30,7 +31,10 @@ _MATRIX = re.compile(r"tt\.dot .*parent = #mma")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """One specialisation; `matrix_ops` counts the products that it gives to DPAS, each of many instructions."""
+    """One specialisation; `matrix_ops` counts the products that it gives to DPAS, each of many instructions.
+
+    `floor_us` is the chip's roofline for one launch (`vllm_triton.roofline`), 0 for kernels that take little.
+    """
 
     kernel: str
     step: str
@@ -39,6 +43,7 @@ class Resources:
     slm_bytes: int
     matrix_ops: int
     spirv_bytes: int
+    floor_us: float = 0.0
 
 
 def _family(architecture: str) -> Family:
@@ -105,27 +110,39 @@ def resources_of(one: Compiled, step: str) -> Resources:
     )
 
 
-def compile_steps(architecture: str, model: Model, steps: Sequence[Step], keep: Path | None = None) -> Iterator[Resources]:
-    """Compile what ``steps`` launch, each specialisation once. Once a process (`vllm_triton.offline`)."""
+def compile_steps(
+    architecture: str, model: Model, steps: Sequence[Step], keep: Path | None = None
+) -> Iterator[Resources | roofline.StepTime]:
+    """Compile what ``steps`` launch, each specialisation once, then tell the steps' times. Once a process."""
     register_backend()
-    family = _family(architecture)
+    family, chip = _family(architecture), chip_of(architecture)
     driver = OfflineDriver(GPUTarget("xpu", device_facts(architecture), 2 * family.lanes)).install()
-    tuning.use(family.tuning, 64)
-    told: dict[str, str] = {}
+    tuning.use(family.tuning, chip.units)
+    asked: list[tuple[Step, int, Launch]] = []
     for step in steps:
-        before = len(driver.launches)
-        launch_step(model, step)
-        launch_layer(model, step)
-        for launch in driver.launches[before:]:
-            told.setdefault(launch.hash, f"{step.rows}x{step.queries}")
+        for repeats, launch_all in ((1, launch_step), (model.layers, launch_layer)):
+            before = len(driver.launches)
+            launch_all(model, step)
+            asked += [(step, repeats, launch) for launch in driver.launches[before:]]
+    told = {launch.hash: (step, launch) for step, _, launch in reversed(asked)}
     for number, one in enumerate(compiled()):
         if keep is not None:
             (keep / f"{number:02}-{one.kernel}.spv").write_bytes(one.asm["spv"])
-        yield resources_of(one, told.get(one.metadata.hash, ""))
+        owner = told.get(one.metadata.hash)
+        found = resources_of(one, _name(owner[0]) if owner else "")
+        judged = roofline.judge(owner[1], owner[0].context, owner[0].tokens) if owner else None
+        yield found if judged is None else replace(found, floor_us=roofline.floor_s(judged[0], chip) * 1e6)
+    for step in steps:
+        launches = [(repeats, launch) for owner_step, repeats, launch in asked if owner_step is step]
+        yield roofline.step_time(_name(step), model, step, launches, chip)
+
+
+def _name(step: Step) -> str:
+    return f"{step.rows}x{step.queries}"
 
 
 def main(arguments: list[str]) -> None:
-    """Print a line of JSON a specialisation."""
+    """Print a line of JSON a specialisation, and a step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("architecture", choices=TARGETS)
     parser.add_argument("--model", choices=sorted(MODELS), default="Qwen3-0.6B")

@@ -81,6 +81,9 @@ def probe(
             continue
         _kernels(look, device)
         facts.append(_facts(device, twin, integrated, sysfs.driver_version(root), extra))
+    if devices and not facts:
+        detail = "graphics that are a part of the processor, and no card"
+        look.failed("devices", detail, f"to use them all the same: {CHOOSING[0]}=level_zero:{devices[0].index}")
     return ProbeReport(devices=tuple(facts), checks=tuple(look.checks))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vllm_simulator.npu.dispatch import op, queue, rule
+from vllm_simulator.npu.graphs import updatable
 
 NAME = "npu::npu_fused_infer_attention_score"
 MASK = 2048
@@ -79,11 +80,14 @@ def npu_fused_infer_attention_score(
         rule(atten_mask is None, "sparse_mode 0 in TND takes no mask")
     # Without softmax_lse_flag the wheel's own Meta kernel says [0], its documentation [1].
     out, lse = torch.empty_like(query), query.new_empty(0, dtype=torch.float32)
+    host = updatable({"actual_seq_lengths": ends, "actual_seq_lengths_kv": lengths})
 
     def body(out: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, mask: Tensor | None) -> None:
         causal = mask is not None
         if mask is not None:
             rule(bool(mask.view(MASK, MASK)[0, 1]) and not bool(mask.view(MASK, MASK)[1, 0]), "the mask is an upper triangle")
+        ends, lengths = host["actual_seq_lengths"], host["actual_seq_lengths_kv"]
+        _check_lengths(q, k, table, ends, lengths, block_size)
         starts = [0, *ends]
         for row, (begin, end) in enumerate(pairwise(starts)):
             blocks = table[row, : -(-lengths[row] // block_size)].long()

@@ -129,11 +129,20 @@ class DeviceApi:
         """All of them, by the names that the vendors share."""
         native, kind = self.native, self.kind
 
-        def stream(device: Any = None, priority: int = 0, **_: Any) -> torch.Stream:
-            return torch.Stream(device=f"{kind}:{self.index(device)}")
+        index = self.index
 
-        def event(enable_timing: bool = False, blocking: bool = False, **_: Any) -> torch.Event:
-            return torch.Event(device=f"{kind}:{self.index()}", enable_timing=enable_timing)
+        # Classes, as the vendors' are: libraries name them in annotations.
+        class Stream:
+            """Makes a stream of the device."""
+
+            def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> Any:
+                return torch.Stream(device=f"{kind}:{index(device)}")
+
+        class Event:
+            """Makes an event of the current device."""
+
+            def __new__(cls, enable_timing: bool = False, blocking: bool = False, **_: Any) -> Any:
+                return torch.Event(device=f"{kind}:{index()}", enable_timing=enable_timing)
 
         return {
             "is_available": lambda: True,
@@ -162,8 +171,8 @@ class DeviceApi:
             "default_stream": self.default_stream,
             "set_stream": self.set_stream,
             "stream": self.on_stream,
-            "Stream": stream,
-            "Event": event,
+            "Stream": Stream,
+            "Event": Event,
             "OutOfMemoryError": torch.OutOfMemoryError,
             "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
         }

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from vllm_simulator.poses.collectives import group_type
 from vllm_simulator.poses.device_api import DeviceApi, graph_functions, open_device
 from vllm_simulator.settings import Settings
 
@@ -29,3 +30,9 @@ def become(package: str) -> None:
     for name, value in {**api.functions(), **more}.items():
         setattr(torch.cuda, name, value)
     torch.version.hip, torch.version.cuda = HIP_VERSION, None
+    # torch's own class for the vendor's collectives, which other builds of torch lack.
+    vars(torch.distributed)["ProcessGroupNCCL"] = group_type(native, "rccl")
+    if settings.interpret:
+        from vllm_simulator import kernels
+
+        kernels.install(native, "cuda")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 # The real package does the same: its own import must not lead back to it.
@@ -23,8 +23,9 @@ else:
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = _autoload
 
 from vllm_simulator.installation import TORCH_NPU_VERSION  # noqa: E402
-from vllm_simulator.npu import dispatch, formats  # noqa: E402
-from vllm_simulator.poses.device_api import DeviceApi, graph_functions, open_device  # noqa: E402
+from vllm_simulator.npu import dispatch, formats, graphs  # noqa: E402
+from vllm_simulator.poses.collectives import group_type  # noqa: E402
+from vllm_simulator.poses.device_api import DeviceApi, open_device  # noqa: E402
 from vllm_simulator.settings import Settings  # noqa: E402
 
 LOST = "NPU function error: aclrtSynchronizeStream, error code is 507046: device task abort, the device is lost"
@@ -39,7 +40,7 @@ def become(name: str, package: str) -> None:
     api = DeviceApi(native, settings, "npu")
     functions: dict[str, Any] = {
         **api.functions(),
-        **graph_functions(native, "NPUGraph"),
+        **graphs.functions(native),
         "get_soc_version": lambda: settings.data.properties["soc_version"],
         "is_bf16_supported": lambda: True,
     }
@@ -54,3 +55,5 @@ def become(name: str, package: str) -> None:
     public = {"__version__": TORCH_NPU_VERSION, "npu": npu, **ops, **formats.functions(native)}
     for one, value in public.items():
         setattr(module, one, value)
+    collectives = SimpleNamespace(ProcessGroupHCCL=group_type(native, "hccl"))
+    vars(module)["_C"] = SimpleNamespace(_distributed_c10d=collectives)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from vllm_simulator.poses.collectives import group_type
 from vllm_simulator.poses.device_api import DeviceApi, open_device
 from vllm_simulator.settings import Settings
 
@@ -26,3 +27,9 @@ def become(package: str) -> None:
     for name, value in {**api.functions(), **more}.items():
         setattr(torch.xpu, name, value)
     torch.version.xpu = "20250301"
+    # torch's own class for the vendor's collectives, which other builds of torch lack.
+    vars(torch.distributed)["ProcessGroupXCCL"] = group_type(native, "xccl")
+    if settings.interpret:
+        from vllm_simulator import kernels
+
+        kernels.install(native, "xpu")

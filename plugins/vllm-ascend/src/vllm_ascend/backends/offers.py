@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vllm_ascend.backends.families import ARCHITECTURES, family_of
 from vllm_core.api import (
@@ -47,12 +48,14 @@ def offers(device: DeviceFacts) -> Sequence[Offer]:
     """Calls of torch_npu, and torch's own ops where the vendor has no fused one; the rest is left to core's references."""
     if device.device_type != "npu" or family_of(device.architecture) is None:
         return ()
+    products = _offer("linear", "linear_pack", "linear", "linear_add")
     return (
         _offer("norm", "rms_norm", "add_rms_norm"),
         _offer("activation", "gated_activation"),
         _offer("rope", "rotary_embedding", features=frozenset({"interleaved"})),
         _offer("embedding", "embedding", "gather_rows"),
-        _offer("linear", "linear_pack", "linear", "linear_add"),
+        replace(products, dtypes=FLOATS - HALF),
+        replace(products, dtypes=HALF, formats=frozenset({"plain", "int8_channel"})),
         Offer(
             provider=PROVIDER,
             kind="vendor",

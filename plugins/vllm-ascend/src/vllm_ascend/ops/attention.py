@@ -1,7 +1,7 @@
 """The paged KV cache and attention over it: `_npu_reshape_and_cache`, `npu_fused_infer_attention_score`.
 
 The vendor's attention takes lengths as lists of the host. The engine's lengths are on the device, so a step waits once for
-them, before its first layer; the other layers use the same lists.
+them, before its first layer; the other layers use the same lists. A captured step is cut there (`vllm_ascend.graphs`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from vllm_ascend import graphs
 from vllm_ascend.backends.offers import BLOCK_SIZES, HALF, HEAD_SIZES
-from vllm_ascend.ops.casts import cast
 from vllm_ascend.ops.rope import rotary_embedding
 from vllm_core.api import UnsupportedError
 
@@ -22,6 +22,8 @@ MASK = 2048
 """The vendor's compressed causal mask has this many rows and columns, whatever the lengths."""
 CAUSAL = 3
 """`sparse_mode`: the last query sees the last key."""
+LENGTHS = ("actual_seq_lengths", "actual_seq_lengths_kv")
+"""Arguments that are lists of the host: running sums of queries, and each row's keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class _Lengths:
     """Queries up to the end of each row, as running sums."""
     keys: list[int]
     """Keys of each row."""
+    capture: int
+    """The number of the capture that they stand in; 0 for lengths that were read."""
 
 
 _masks: dict[torch.device, Tensor] = {}
@@ -91,7 +95,7 @@ def qk_norm_rope_kv_write(
     _same_dtype(k, kv)
     for x, weight in ((q, q_weight), (k, k_weight)):
         if weight is not None:
-            x.copy_(torch_npu.npu_rms_norm(x, cast(weight, x.dtype), eps)[0])
+            x.copy_(torch_npu.npu_rms_norm(x, weight.to(x.dtype), eps)[0])
     if cos_sin is not None:
         rotary_embedding(q, k, positions, cos_sin, interleaved)
     kv_write(kv, k, v, slot_mapping)
@@ -117,7 +121,7 @@ def paged_attention(
             raise _unsupported(what, value, "none: the vendor's attention has no such mask here")
     if not len(q):
         return
-    lengths = _read(query_start, seq_lens)
+    lengths = _lengths(query_start, seq_lens, len(q))
     heads = kv.keys.shape[2]
     found, _ = torch_npu.npu_fused_infer_attention_score(
         q.contiguous(),
@@ -152,13 +156,31 @@ def _unsupported(what: str, found: object, expected: str) -> UnsupportedError:
     )
 
 
-def _read(query_start: Tensor, seq_lens: Tensor) -> _Lengths:
-    """Lengths on the host; waits for the device the first time that a step's tensors are seen."""
-    if _last and _last[0].query_start() is query_start and _last[0].seq_lens() is seq_lens:
-        return _last[0]
-    starts, keys = query_start.tolist(), seq_lens.tolist()
-    _last[:] = [_Lengths(weakref.ref(query_start), weakref.ref(seq_lens), starts[1:], keys)]
+def _lengths(query_start: Tensor, seq_lens: Tensor, tokens: int) -> _Lengths:
+    """Lengths on the host; waits for the device, or cuts the capture, the first time that a step's tensors are seen.
+
+    A captured step has rows of one query each; what stands in for its lengths is replaced at each replay.
+    """
+    recording = graphs.recording()
+    capture = 0 if recording is None else recording.number
+    last = _last[0] if _last else None
+    if last and last.query_start() is query_start and last.seq_lens() is seq_lens and last.capture == capture:
+        return last
+    if recording is None:
+        ends, keys = _read(query_start, seq_lens)
+    else:
+        rows = len(seq_lens)
+        if rows != tokens:
+            raise _unsupported("captured step", f"{tokens} queries in {rows} rows", "one query a row")
+        recording.cut(lambda: dict(zip(LENGTHS, _read(query_start, seq_lens), strict=True)))
+        ends, keys = list(range(1, rows + 1)), [1] * rows
+    _last[:] = [_Lengths(weakref.ref(query_start), weakref.ref(seq_lens), ends, keys, capture)]
     return _last[0]
+
+
+def _read(query_start: Tensor, seq_lens: Tensor) -> tuple[list[int], list[int]]:
+    starts, keys = query_start.tolist(), seq_lens.tolist()
+    return starts[1:], keys
 
 
 def _mask(device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""Products, with the weight in the format that the chip's matrix unit reads (FRACTAL_NZ)."""
+"""Products, with the weight in the format that the chip's matrix unit reads (FRACTAL_NZ), or in int8 with a scale a row."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from vllm_core.api import QuantStack, QuantTensor, UnsupportedError, Weight
+
 FRACTAL_NZ = 29
 """`aclFormat` of the matrix unit: blocks of 16 rows and 32 bytes."""
 ROWS, ROW_BYTES = 16, 32
+HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +25,44 @@ class Packed:
     bias: Tensor | None
 
 
-def linear_pack(weight: Tensor, bias: Tensor | None, readers: Sequence[str]) -> Packed:
-    """Bring the weight into the matrix unit's format, unless others read its rows as they are."""
+@dataclass(frozen=True, slots=True)
+class PackedInt8:
+    """The codes of a weight, int8 [K, N] over rows in memory as they came, the float32 scales [N] of its rows, and its bias.
+
+    The vendor's product wants scales and bias in dtypes that follow from x: they are cast at each call.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+
+def linear_pack(weight: Weight, bias: Tensor | None, readers: Sequence[str]) -> Packed | PackedInt8:
+    """Bring the weight into the matrix unit's format, unless others read its rows as they are. Raises UnsupportedError."""
+    if isinstance(weight, QuantTensor) and weight.format == "int8_channel":
+        assert weight.scale is not None
+        return PackedInt8(weight.data.t(), weight.scale.reshape(-1), bias)
+    if isinstance(weight, (QuantTensor, QuantStack)):
+        raise UnsupportedError(
+            "Format of a weight has no product",
+            on="linear_pack",
+            found=weight.format if isinstance(weight, QuantTensor) else "a stack of formats",
+            expected="int8_channel, or numbers of the model's dtype",
+            fix="let the loader decode it",
+        )
     rows, columns = weight.shape
     divides = rows % ROWS == 0 and columns * weight.element_size() % ROW_BYTES == 0
     alone = not any("embed" in reader for reader in readers)
-    if weight.dtype in (torch.float16, torch.bfloat16) and divides and alone:
+    if weight.dtype in HALF and divides and alone:
         return Packed(torch_npu.npu_format_cast(weight.contiguous(), FRACTAL_NZ), bias)
     return Packed(weight, bias)
 
 
-def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
+def linear(out: Tensor, x: Tensor, weight: Packed | PackedInt8) -> None:
     """``out = x @ weight.T + bias``. A float32 out of narrower x holds the product rounded to x's dtype."""
+    if isinstance(weight, PackedInt8):
+        out.copy_(_int8(x, weight))
+        return
     if out.dtype == x.dtype:
         torch.mm(x, weight.weight.t(), out=out)
     else:
@@ -42,8 +71,20 @@ def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
         out.add_(weight.bias)
 
 
-def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed) -> None:
-    """``residual += linear(x)``, in one call of the matrix unit."""
+def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed | PackedInt8) -> None:
+    """``residual += linear(x)``, in one call of the matrix unit where the weight is not quantised."""
+    if isinstance(weight, PackedInt8):
+        residual.add_(_int8(x, weight))
+        return
     residual.addmm_(x, weight.weight.t())
     if weight.bias is not None:
         residual.add_(weight.bias)
+
+
+def _int8(x: Tensor, weight: PackedInt8) -> Tensor:
+    """`npu_weight_quant_batchmatmul`: the codes are widened inside the product, x stays what it is."""
+    bias = weight.bias
+    if bias is not None:
+        bias = bias.to(torch.float32 if x.dtype == torch.bfloat16 else torch.float16)
+    product: Tensor = torch_npu.npu_weight_quant_batchmatmul(x.contiguous(), weight.codes, weight.scale.to(x.dtype), bias=bias)
+    return product

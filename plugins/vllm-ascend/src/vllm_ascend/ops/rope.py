@@ -6,8 +6,6 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from vllm_ascend.ops.casts import derived
-
 MODES = {False: "half", True: "interleave"}
 
 
@@ -15,9 +13,9 @@ def rotary_embedding(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, i
     """Rotate the first R elements of each head of q [T,Hq,D] and k [T,Hk,D] in place; cos_sin is float32 [P,2,R/2]."""
     if not len(positions):
         return
-    table = derived(cos_sin, interleaved, lambda tensor: _widened(tensor, interleaved))
+    # Widened after the rows are chosen: few of the table's are needed, and a captured step reads the table as it is then.
+    rows = _widened(cos_sin.index_select(0, positions), interleaved)
     # [T, 2, R] -> cosines and sines [1, T, 1, R], which the vendor calls 1S1D.
-    rows = table.index_select(0, positions)
     cos, sin = (part.contiguous()[None, :, None] for part in rows.unbind(1))
     for x in (q, k):
         part = x[..., : cos.shape[-1]]
@@ -27,5 +25,5 @@ def rotary_embedding(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, i
 
 
 def _widened(cos_sin: Tensor, interleaved: bool) -> Tensor:
-    """Each value twice, where its two elements are: float32 [P, 2, R]."""
+    """Each value twice, where its two elements are: float32 [T, 2, R]."""
     return cos_sin.repeat_interleave(2, -1) if interleaved else torch.cat((cos_sin, cos_sin), -1)
