@@ -1,12 +1,13 @@
-"""The CPU platform against other engines on the same file, and its native kernels against its kernels on torch.
+"""The CPU platform beside other engines, and its native kernels beside its kernels on torch.
 
-    python bench/cpu.py engines --model FILE.gguf [--peer llama=PYTHON] [--peer vllm=PYTHON] [--runs 5] [--out FILE]
-    python bench/cpu.py ops [--runs 9] [--threads 2] [--out FILE]
+    python bench/cpu.py peers [--what q4_1,q8_0] --llama PYTHON --vllm PYTHON [--runs 5] [--out FILE.json] [--table FILE.md]
+    python bench/cpu.py ops [--runs 9] [--threads 2] [--out FILE.json]
 
-A peer is a name and the Python of the environment that it is installed in: `llama` is llama-cpp-python, `vllm` is vLLM's CPU
-build, which takes a Hugging Face model or folder instead of the file (--peer-model vllm=NAME). Every engine is loaded once and
-waits in a process of its own; each round asks each of them in turn, so that what else the machine does falls on all alike.
-Medians with the range; ratios are taken within a run. `first token` is a whole new process, its first byte of text awaited.
+`peers` makes what it needs (--folder keeps it), loads every engine once, in a process of its own, and asks all of them in
+turns, so that what else the machine does falls on all alike; the first round warms up and is dropped. It prints a table with
+medians, ranges, ratios and the goals. A peer is the Python of the environment that it is installed in (or a script that starts
+it with what it needs): llama-cpp-python, built natively, reads the same file; vLLM's CPU build reads a folder made of it, in
+float32 and bfloat16, of which the better one counts. --what: models of cpu_models.py, several with commas between.
 """
 
 from __future__ import annotations
@@ -15,82 +16,42 @@ import argparse
 import json
 import os
 import platform
-import statistics
-import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-CHILD = Path(__file__).with_name("cpu_child.py")
-WORKLOADS = ("decode", "prefill", "batch")
-OURS = "ours"
-
-
-class Engine:
-    """A child that holds a loaded engine and answers with a line of JSON."""
-
-    def __init__(self, name: str, python: str, model: str, threads: int) -> None:
-        self.name, self._command = name, [python, str(CHILD), name, model, str(threads)]
-        self._environ = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environ
-        )
-        self.ready = self._answer()
-
-    def ask(self, workload: str) -> dict[str, Any]:
-        """One measurement."""
-        pipe: IO[str] | None = self._process.stdin
-        assert pipe is not None, "the pipe was asked for"
-        print(workload, file=pipe, flush=True)
-        return self._answer()
-
-    def first_token(self) -> float:
-        """Seconds from the start of a new process to its first byte of text."""
-        command = [*self._command, "first"]
-        if self.name == OURS:
-            command = [self._command[0], "-m", "vllm_core.cli.main", "generate", "--model", self._command[3]]
-            command += ["--prompt", "The capital of France is", "--max-tokens", "2", "--temperature", "0"]
-        started = time.perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=self._environ) as process:
-            assert process.stdout is not None, "the pipe was asked for"
-            process.stdout.read(1)
-            seconds = time.perf_counter() - started
-            process.stdout.read()
-        return seconds
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None, "the pipe was asked for"
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        sys.exit(f"{self.name} ended with status {self._process.wait()}: {' '.join(self._command)}")
+import cpu_table
+from cpu_engines import Engine, lineup, measure, read_bandwidth
+from cpu_models import MODELS, Models
 
 
-def engines(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure all engines in turns."""
-    peers = dict(one.split("=", 1) for one in arguments.peer)
-    models = dict(one.split("=", 1) for one in arguments.peer_model)
-    running = [Engine(OURS, sys.executable, arguments.model, arguments.threads)]
-    running += [Engine(name, python, models.get(name, arguments.model), arguments.threads) for name, python in peers.items()]
-    samples: dict[str, dict[str, list[float]]] = {one.name: {} for one in running}
-    for number in range(arguments.runs + 1):
-        for workload in arguments.workloads.split(","):
-            for one in running:
-                answer = {"first token": one.first_token()} if workload == "first" else one.ask(workload)
-                for key, value in answer.items():
-                    if number:  # the first round warms up
-                        samples[one.name].setdefault(key, []).append(value)
-    for name, found in samples.items():
-        for key, values in found.items():
-            ratio = statistics.median(samples[OURS][key]) / statistics.median(values) if key in samples[OURS] else float("nan")
-            print(f"{name:8} {key:24} {_figure(values)}   ours / this: {ratio:.2f}", flush=True)
-    return {"engines": samples, "details": {one.name: one.ready for one in running}}
-
-
-def _figure(values: list[float]) -> str:
-    return f"{statistics.median(values):10.2f} ({min(values):.2f} to {max(values):.2f})"
+def peers(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure all engines in turns, print the table."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        models = Models(arguments.folder or Path(scratch), arguments.llama)
+        entries = lineup(arguments, models)
+        engines = [Engine(entry, arguments.threads, arguments.batch_out) for entry in entries]
+        try:
+            bandwidth = read_bandwidth(arguments.threads)
+            measure(engines, arguments.runs, arguments.workloads.split(","))
+            bandwidth = max(bandwidth, read_bandwidth(arguments.threads))
+        finally:
+            for engine in engines:
+                engine.close()
+        result = {
+            "seconds": round(time.perf_counter() - started),
+            "read GB/s": bandwidth,
+            "batch out": arguments.batch_out,
+            "engines": [engine.summary() for engine in engines],
+        }
+    table = cpu_table.markdown(result)
+    print(table)
+    if arguments.table is not None:
+        arguments.table.write_text(table + "\n", encoding="utf-8")
+    return result
 
 
 def ops(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -109,19 +70,25 @@ def ops(arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Measure, print, and write a file if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("engines", "ops"))
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
-    parser.add_argument("--peer-model", action="append", default=[], metavar="NAME=MODEL")
-    parser.add_argument("--workloads", default=",".join((*WORKLOADS, "first")))
+    parser.add_argument("command", choices=("peers", "ops"))
+    parser.add_argument("--what", default="q4_1,q8_0", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--llama", metavar="PYTHON")
+    parser.add_argument("--vllm", metavar="PYTHON")
+    parser.add_argument("--workloads", default=",".join(cpu_table.WORKLOADS))
+    parser.add_argument("--modes", default="int8,exact", help="of our products; all but the first decode and prefill only")
+    parser.add_argument("--folder", type=Path, help="where models that are made are kept")
+    parser.add_argument("--batch-out", type=int, default=128, help="tokens that each of 32 requests gets; fewer take less time")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path)
     arguments = parser.parse_args()
-    result = engines(arguments) if arguments.what == "engines" else ops(arguments)
+    if unknown := set(arguments.what.split(",")) - set(MODELS):
+        sys.exit(f"--what: {', '.join(sorted(unknown))} is none of {', '.join(MODELS)}")
+    result = peers(arguments) if arguments.command == "peers" else ops(arguments)
     if arguments.out is not None:
         machine = {"machine": platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg()}
-        arguments.out.write_text(json.dumps(machine | result, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(machine | result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

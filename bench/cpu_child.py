@@ -1,10 +1,10 @@
 """One engine of bench/cpu.py, in whatever environment it is installed: reads names of workloads, answers with JSON.
 
-    python cpu_child.py ENGINE MODEL THREADS [first]
+    python cpu_child.py ENGINE MODEL THREADS OPTIONS BATCH_OUT [first]
 
 decode: one request, 16 tokens in, 64 out; tokens a second without the prompt's step. prefill: 1,024 tokens in, one out.
-batch: 32 requests at once, 128 in, 128 out; tokens out a second, all told. All greedy, tokens drawn from a seeded generator.
-The peers' adapters are written from their documentation and have not been run yet.
+batch: 32 requests at once, 128 in, BATCH_OUT out; tokens out a second, all told. All greedy, tokens from a seeded generator.
+OPTIONS: those of the engine, as JSON. The engine `bandwidth` is none: it answers once with what memory can be read at.
 """
 
 from __future__ import annotations
@@ -26,14 +26,34 @@ def tokens(count: int) -> list[int]:
     return [_draw.randrange(1000, VOCABULARY) for _ in range(count)]
 
 
+def bandwidth(threads: int) -> dict[str, float]:
+    """What a sum over half a gigabyte reads a second."""
+    import torch
+
+    torch.set_num_threads(threads)
+    numbers = torch.ones(1 << 27)
+    times = []
+    for _ in range(6):
+        started = time.perf_counter()
+        numbers.sum()
+        times.append(time.perf_counter() - started)
+    return {"read GB/s": numbers.nbytes / min(times) / 1e9}
+
+
 class Offline:
     """vllm-core, and vLLM, which has the same offline interface."""
 
-    def __init__(self, package: str, model: str, threads: int) -> None:
+    def __init__(self, package: str, model: str, options: dict[str, Any], batch_out: int) -> None:
+        self.batch_out = batch_out
         module = __import__(package)
         self._params = module.SamplingParams
-        options: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": REQUESTS}
-        self.llm = module.LLM(model, **options)
+        shared: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": REQUESTS}
+        if package == "vllm":
+            # Compiling takes it minutes at every start, for the few tokens of a benchmark.
+            shared |= {"enforce_eager": True, "enable_prefix_caching": False}
+        if options.get("load_format") == "dummy":
+            shared["skip_tokenizer_init"] = True
+        self.llm = module.LLM(model, **shared, **options)
 
     def generate(self, prompts: list[list[int]], count: int) -> float:
         """Seconds that it takes."""
@@ -54,7 +74,8 @@ class Offline:
 
     def batch(self) -> dict[str, float]:
         """Everything counts, prompts too."""
-        return {"batch tokens/s": REQUESTS * EACH / self.generate([tokens(EACH) for _ in range(REQUESTS)], EACH)}
+        count = self.batch_out
+        return {"batch tokens/s": REQUESTS * count / self.generate([tokens(EACH) for _ in range(REQUESTS)], count)}
 
     def first(self) -> None:
         """Text of a short answer."""
@@ -65,10 +86,9 @@ class Offline:
 class LlamaCpp:
     """llama-cpp-python; batches through its low-level interface, since its high-level one has none."""
 
-    def __init__(self, model: str, threads: int) -> None:
-        import llama_cpp
-
-        self._lib = llama_cpp
+    def __init__(self, model: str, threads: int, batch_out: int) -> None:
+        self._batch_out = batch_out
+        llama_cpp = self._lib = __import__("llama_cpp")
         self.llm = llama_cpp.Llama(model, n_ctx=2048, n_batch=512, n_threads=threads, n_threads_batch=threads, verbose=False)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_seq_max = REQUESTS * 2 * EACH, 512, REQUESTS
@@ -107,11 +127,11 @@ class LlamaCpp:
             sequences = range(begin, min(REQUESTS, begin + 512 // EACH))
             rows = [(token, at, seq, at == EACH - 1) for seq in sequences for at, token in enumerate(tokens(EACH))]
             last += self._run(batch, rows, vocab)
-        for step in range(EACH - 1):
+        for step in range(self._batch_out - 1):
             last = self._run(batch, [(token, EACH + step, seq, True) for seq, token in enumerate(last)], vocab)
         seconds = time.perf_counter() - started
         lib.llama_batch_free(batch)
-        return {"batch tokens/s": REQUESTS * EACH / seconds}
+        return {"batch tokens/s": REQUESTS * self._batch_out / seconds}
 
     def _run(self, batch: Any, rows: list[tuple[int, int, int, bool]], vocab: int) -> list[int]:
         """Decode rows of (token, position, sequence, wanted); the most likely token of each wanted one."""
@@ -133,10 +153,13 @@ class LlamaCpp:
         print(self.llm("The capital of France is", max_tokens=2, temperature=0.0)["choices"][0]["text"], flush=True)
 
 
-def main(name: str, model: str, threads: int, rest: list[str]) -> None:
+def main(name: str, model: str, threads: int, options: dict[str, Any], batch_out: int, rest: list[str]) -> None:
     """Load, then serve until the input ends."""
+    if name == "bandwidth":
+        print(json.dumps(bandwidth(threads)))
+        return
     packages = {"ours": "vllm_core", "vllm": "vllm"}
-    engine: Any = LlamaCpp(model, threads) if name == "llama" else Offline(packages[name], model, threads)
+    engine: Any = LlamaCpp(model, threads, batch_out) if name == "llama" else Offline(packages[name], model, options, batch_out)
     if rest:
         engine.first()
         return
@@ -148,4 +171,4 @@ def main(name: str, model: str, threads: int, rest: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4]), int(sys.argv[5]), sys.argv[6:])

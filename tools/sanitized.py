@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("test_native_ops.py", "test_native_invariance.py")
+TESTS = ("test_native_ops.py", "test_native_linear.py", "test_native_invariance.py", "test_native_guard.py")
 
 
 def runtime(library: Path, name: str) -> str:

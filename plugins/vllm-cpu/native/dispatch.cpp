@@ -16,9 +16,16 @@ struct Table {
 };
 
 #define VLLM_OP(name, parameters, arguments) int32_t name parameters;
+#ifdef VLLM_HAVE_BASELINE
 namespace baseline {
 #include "ops.def"
 }
+#endif
+#ifdef VLLM_HAVE_NEON
+namespace neon {
+#include "ops.def"
+}
+#endif
 #ifdef VLLM_HAVE_AVX2
 namespace avx2 {
 #include "ops.def"
@@ -57,12 +64,22 @@ const Variant variants[] = {
 #undef VLLM_OP
      }},
 #endif
+#ifdef VLLM_HAVE_NEON
+    {"neon", cpu_has_baseline,
+     {
+#define VLLM_OP(name, parameters, arguments) neon::name,
+#include "ops.def"
+#undef VLLM_OP
+     }},
+#endif
+#ifdef VLLM_HAVE_BASELINE
     {"baseline", cpu_has_baseline,
      {
 #define VLLM_OP(name, parameters, arguments) baseline::name,
 #include "ops.def"
 #undef VLLM_OP
      }},
+#endif
 };
 
 const Variant *choose() {

@@ -38,12 +38,26 @@ static VLLM_INLINE float half_at(const uint8_t *p) {
     return from_f16(bits);
 }
 
+// Two neighbouring halves.
+static VLLM_INLINE void halves_at(const uint8_t *p, float &first, float &second) {
+#ifdef __AVX2__
+    int32_t bits;
+    memcpy(&bits, p, 4);
+    __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(bits));
+    first = _mm_cvtss_f32(both);
+    second = _mm_cvtss_f32(_mm_movehdup_ps(both));
+#else
+    first = half_at(p);
+    second = half_at(p + 2);
+#endif
+}
+
 #if defined(__AVX2__)
 
 // Two vectors of eight integers make one of sixteen floats, or one makes one of eight: emit w = q * scale + offset.
 template <class Emit>
 static VLLM_INLINE void emit_int(Emit &emit, int i, __m256i a, __m256i b, __m256 scale, __m256 offset) {
-#if defined(__AVX512F__)
+#if defined(VLLM_AVX512)
     __m512 q = _mm512_cvtepi32_ps(_mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1));
     __m512 s = _mm512_insertf32x8(_mm512_castps256_ps512(scale), scale, 1);
     __m512 o = _mm512_insertf32x8(_mm512_castps256_ps512(offset), offset, 1);
@@ -124,8 +138,11 @@ struct Nibble32 {
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         const uint8_t *p = row.data + chunk * BYTES;
-        float d = half_at(p);
-        float m = MIN ? half_at(p + 2) : -d * (BITS == 5 ? 16.0f : 8.0f);
+        float d, m;
+        if (MIN)
+            halves_at(p, d, m);
+        else
+            d = half_at(p), m = -d * (BITS == 5 ? 16.0f : 8.0f);
         const uint8_t *qs = p + BYTES - 16;
         uint32_t high = 0;
         if (BITS == 5) memcpy(&high, p + HEAD, 4);
@@ -195,7 +212,8 @@ struct K45 {
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         const uint8_t *p = row.data + chunk / 4 * BYTES;
         int c = static_cast<int>(chunk % 4);
-        float d = half_at(p), dmin = half_at(p + 2), s0, s1, m0, m1;
+        float d, dmin, s0, s1, m0, m1;
+        halves_at(p, d, dmin);
         k_scale(p + 4, 2 * c, s0, m0);
         k_scale(p + 4, 2 * c + 1, s1, m1);
         s0 *= d, s1 *= d, m0 *= -dmin, m1 *= -dmin;

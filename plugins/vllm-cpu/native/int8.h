@@ -7,38 +7,27 @@
 #define VLLM_CPU_INT8_H
 
 #include "formats.h"
+#include "panels.h"
 
-VLLM_VARIANT_BEGIN
-
-// Rows of x in eight bits: q [rows, k], step and sum float [rows, k / 32].
-struct Inputs8 {
-    const int8_t *q;
-    const float *step;
-    const float *sum;
-    int64_t k;
-    int64_t rows;
-};
-
-bool reads_int8(const vllm_matrix &w);
-void quantise_row(const float *x, int64_t k, int8_t *q, float *step, float *sum);
-bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, float *out, int64_t stride);
-
-VLLM_VARIANT_END
 
 #ifdef __AVX2__
 
 VLLM_VARIANT_BEGIN
 
 // emit(block of the chunk, bytes, scale, offset): scale a vector, since Q6_K has two in a block.
-template <int BITS, bool MIN>
+template <int WIDTH, bool MIN>
 struct Nibble32x8 {
-    static constexpr int BLOCKS = 1;
+    static constexpr int BITS = WIDTH, BLOCKS = 1;
     static constexpr bool SIGNED = false;
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         constexpr int HEAD = MIN ? 4 : 2, BYTES = HEAD + (BITS == 5 ? 4 : 0) + 16;
         const uint8_t *p = row.data + chunk * BYTES;
-        float d = half_at(p), m = MIN ? half_at(p + 2) : -d * (BITS == 5 ? 16.0f : 8.0f);
+        float d, m;
+        if (MIN)
+            halves_at(p, d, m);
+        else
+            d = half_at(p), m = -d * (BITS == 5 ? 16.0f : 8.0f);
         __m128i qs = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p + BYTES - 16));
         __m256i u = _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(qs, 4), qs), _mm256_set1_epi8(15));
         if (BITS == 5) {
@@ -56,7 +45,7 @@ struct Nibble32x8 {
 };
 
 struct Q8_0x8 {
-    static constexpr int BLOCKS = 1;
+    static constexpr int BITS = 8, BLOCKS = 1;
     static constexpr bool SIGNED = true;
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
@@ -65,16 +54,17 @@ struct Q8_0x8 {
     }
 };
 
-template <int BITS>
+template <int WIDTH>
 struct K45x8 {
-    static constexpr int BLOCKS = 2;
+    static constexpr int BITS = WIDTH, BLOCKS = 2;
     static constexpr bool SIGNED = false;
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         constexpr int BYTES = K45<BITS>::BYTES;
         const uint8_t *p = row.data + chunk / 4 * BYTES;
         int c = static_cast<int>(chunk % 4);
-        float d = half_at(p), dmin = half_at(p + 2), s0, s1, m0, m1;
+        float d, dmin, s0, s1, m0, m1;
+        halves_at(p, d, dmin);
         k_scale(p + 4, 2 * c, s0, m0);
         k_scale(p + 4, 2 * c + 1, s1, m1);
         __m256i v = load32(p + BYTES - 128 + 32 * c), mask = _mm256_set1_epi8(15);
@@ -91,7 +81,7 @@ struct K45x8 {
 
 // Numbers less 32 are signed: no offset is needed, which would have two values in a block.
 struct Q6_Kx8 {
-    static constexpr int BLOCKS = 4;
+    static constexpr int BITS = 6, BLOCKS = 4;
     static constexpr bool SIGNED = true;
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
@@ -114,7 +104,7 @@ struct Q6_Kx8 {
 };
 
 struct Int8Channelx8 {
-    static constexpr int BLOCKS = 1;
+    static constexpr int BITS = 8, BLOCKS = 1;
     static constexpr bool SIGNED = true;
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
@@ -123,7 +113,7 @@ struct Int8Channelx8 {
 };
 
 struct Int4Groupx8 {
-    static constexpr int BLOCKS = 1;
+    static constexpr int BITS = 4, BLOCKS = 1;
     static constexpr bool SIGNED = false;
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
@@ -140,7 +130,7 @@ struct Int4Groupx8 {
 template <bool SIGNED>
 static VLLM_INLINE __m256i dot32(__m256i w, __m256i q) {
     __m256i u = SIGNED ? _mm256_sign_epi8(w, w) : w, x = SIGNED ? _mm256_sign_epi8(q, w) : q;
-#ifdef __AVX512VNNI__
+#ifdef VLLM_VNNI
     return _mm256_dpbusd_epi32(_mm256_setzero_si256(), u, x);
 #else
     return _mm256_madd_epi16(_mm256_maddubs_epi16(u, x), _mm256_set1_epi16(1));

@@ -40,7 +40,7 @@ static inline float from_e4m3(uint8_t x) {
 }
 static inline float from_e5m2(uint8_t x) { return from_f16(static_cast<uint16_t>(x << 8)); }
 
-#if defined(__AVX512F__)
+#if defined(VLLM_AVX512)
 static inline __m256i widen_u8(const uint8_t *p) { return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
 static inline vf vf_load_e5m2(const uint8_t *p) { return _mm512_cvtph_ps(_mm256_slli_epi16(widen_u8(p), 8)); }
 static inline vf vf_load_e4m3(const uint8_t *p) {

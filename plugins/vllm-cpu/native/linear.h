@@ -31,6 +31,13 @@ bool multiply_vector(const vllm_matrix &w, const Inputs &in, int64_t n0, int64_t
 // Columns n0 .. n1 for any number of rows, handed to `output` from column `first` on. Uses scratch slots 2 and 3.
 bool multiply_tile(const vllm_matrix &w, const Inputs &in, int64_t n0, int64_t n1, const Output &output, int64_t first);
 
+// out float [k] = row of x, normed where the call says so.
+void plain_row(const vllm_linear_call &call, const char *x, float *out);
+
+// Where there is a gate: float [rows, n] for whole rows of products, in scratch slot 4, as `target`; then out = gated rows.
+float *wide_rows(const vllm_linear_call &call, int64_t rows, const Output &output, Output &target);
+void gate_rows(const vllm_linear_call &call, const float *wide, int64_t rows, const Output &output);
+
 // Store `count` products of row `row` from column `column` on.
 void store(const Output &output, int64_t row, int64_t column, float *products, int64_t count);
 

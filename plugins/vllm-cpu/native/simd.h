@@ -1,4 +1,6 @@
-// Vectors of float of the variant's width: `vf`, VF numbers wide. One source for AVX-512, AVX2 and any other CPU.
+// Vectors of float of the variant's width: `vf`, VF numbers wide. One source for AVX-512, AVX2, NEON and any other CPU.
+//
+// VLLM_IMITATED: the code for AVX-512 on a CPU without it, its instructions imitated (tests/native), for tests of what is computed.
 #ifndef VLLM_CPU_SIMD_H
 #define VLLM_CPU_SIMD_H
 
@@ -8,8 +10,19 @@
 
 #include "variant.h"
 
-#if defined(__AVX2__) || defined(__AVX512F__)
+#if defined(VLLM_IMITATED)
+#include "avx512_imitated.h"
+#elif defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#if defined(__AVX512F__) || defined(VLLM_IMITATED)
+#define VLLM_AVX512
+#endif
+#if defined(__AVX512VNNI__) || defined(VLLM_IMITATED)
+#define VLLM_VNNI
 #endif
 
 VLLM_VARIANT_BEGIN
@@ -34,6 +47,18 @@ static inline uint16_t to_bf16(float value) {
 #ifdef __F16C__
 static inline float from_f16(uint16_t bits) { return _cvtsh_ss(bits); }
 static inline uint16_t to_f16(float value) { return static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT)); }
+#elif defined(__aarch64__)
+static inline float from_f16(uint16_t bits) {
+    __fp16 half;
+    memcpy(&half, &bits, 2);
+    return half;
+}
+static inline uint16_t to_f16(float value) {
+    __fp16 half = static_cast<__fp16>(value);
+    uint16_t bits;
+    memcpy(&bits, &half, 2);
+    return bits;
+}
 #else
 static inline float from_f16(uint16_t bits) {
     uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, rest = static_cast<uint32_t>(bits & 0x7fffu) << 13;
@@ -71,7 +96,7 @@ static inline uint16_t to_f16(float value) {
 
 // --- vectors ---------------------------------------------------------------------------------------------------------
 
-#if defined(__AVX512F__)
+#if defined(VLLM_AVX512)
 
 constexpr int VF = 16;
 typedef __m512 vf;
@@ -135,6 +160,36 @@ static inline vf vf_load_i8(const int8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
 }
 
+#elif defined(__aarch64__)
+
+constexpr int VF = 4;
+typedef float32x4_t vf;
+static inline vf vf_zero() { return vdupq_n_f32(0.0f); }
+static inline vf vf_set(float x) { return vdupq_n_f32(x); }
+static inline vf vf_load(const float *p) { return vld1q_f32(p); }
+static inline void vf_store(float *p, vf v) { vst1q_f32(p, v); }
+static inline vf vf_add(vf a, vf b) { return vaddq_f32(a, b); }
+static inline vf vf_sub(vf a, vf b) { return vsubq_f32(a, b); }
+static inline vf vf_mul(vf a, vf b) { return vmulq_f32(a, b); }
+static inline vf vf_div(vf a, vf b) { return vdivq_f32(a, b); }
+// The second operand passes where one is NaN, as on other machines.
+static inline vf vf_max(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+static inline vf vf_min(vf a, vf b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+static inline vf vf_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }  // a * b + c
+static inline float vf_sum(vf v) {
+    float32x2_t s = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+    return vget_lane_f32(vpadd_f32(s, s), 0);
+}
+static inline float vf_top(vf v) { return vmaxvq_f32(v); }
+static inline vf vf_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+static inline vf vf_load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+static inline vf vf_load_i8(const int8_t *p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    int16x8_t wide = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)));
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+}
+
 #else
 
 // The compiler's own vectors, of a width that every CPU has registers for.
@@ -181,7 +236,7 @@ static inline vf vf_load_i8(const int8_t *p) {
 // Sums of four vectors, in one order for all kernels: results do not depend on which of them ran.
 static inline void vf_sum4(float *out, vf a, vf b, vf c, vf d) {
 #if defined(__AVX2__)
-#if defined(__AVX512F__)
+#if defined(VLLM_AVX512)
     __m256 a8 = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
     __m256 b8 = _mm256_add_ps(_mm512_castps512_ps256(b), _mm512_extractf32x8_ps(b, 1));
     __m256 c8 = _mm256_add_ps(_mm512_castps512_ps256(c), _mm512_extractf32x8_ps(c, 1));

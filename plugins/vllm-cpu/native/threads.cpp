@@ -27,8 +27,9 @@ namespace {
 
 constexpr int64_t MAX_THREADS = 256;
 
-// About ten microseconds: longer than the gap between two ops of a step, shorter than a neighbour would notice.
-constexpr int SPINS = 400;
+// About ten microseconds each: a caller waits one for the last tasks of its job, a thread ten for the next job, since waking a
+// core that has gone idle takes as long as a small op. After the first it offers its core to others again and again.
+constexpr int SPINS = 400, PATIENCE = 10, OFFERED = 32;
 
 // Sleep while `word` is `value`; wake ups without a cause are fine.
 void sleep_while(std::atomic<uint32_t> &word, uint32_t value) {
@@ -51,14 +52,15 @@ void wake_all(std::atomic<uint32_t> &word) {
 
 // `ticket` holds the job's number in its upper half and the next task in its lower half: a thread that comes late sees
 // another number and leaves the job alone. A job's fields are only trusted after a ticket of that job was taken.
+// What threads write at different times lies on lines of its own.
 struct Pool {
-    std::atomic<uint64_t> ticket{0};
+    alignas(64) std::atomic<uint64_t> ticket{0};
     std::atomic<int64_t> n_tasks{0};
     std::atomic<void (*)(void *, int64_t)> body{nullptr};
     std::atomic<void *> context{nullptr};
-    std::atomic<uint32_t> done{0};
-    std::atomic<uint32_t> job{0};
-    std::atomic<uint32_t> sleepers{0};
+    alignas(64) std::atomic<uint32_t> done{0};
+    alignas(64) std::atomic<uint32_t> job{0};
+    alignas(64) std::atomic<uint32_t> sleepers{0};
     std::atomic<uint32_t> caller_sleeps{0};
     std::atomic<bool> busy{false};
     int64_t workers = 0;
@@ -109,8 +111,9 @@ void *worker(void *argument) {
     uint32_t seen = 0;
     for (;;) {
         uint32_t number = p.job.load(std::memory_order_acquire);
-        for (int spin = 0; number == seen && spin < SPINS; ++spin) {
+        for (int spin = 0; number == seen && spin < PATIENCE * SPINS; ++spin) {
             VLLM_PAUSE();
+            if (spin > SPINS && spin % OFFERED == 0) sched_yield();
             number = p.job.load(std::memory_order_acquire);
         }
         if (number == seen) {

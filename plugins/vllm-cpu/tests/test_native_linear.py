@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vllm_core.api import QuantStack, QuantTensor, UnsupportedError
+from vllm_core.ops import activation as reference_rows
 from vllm_core.ops import linear as reference
 from vllm_core.ops import quant
 from vllm_cpu import native
@@ -82,6 +83,15 @@ def test_inputs_and_outputs_of_each_dtype_with_strides_and_bias(dtype, name, row
     assert (kept[:, 40:] == 7).all()
 
 
+@pytest.mark.parametrize(("n", "k"), [(33, 77), (64, 96)])
+def test_many_rows_of_bfloat16_times_bfloat16(n, k) -> None:
+    """CPUs with instructions for it take tiles of 64 rows, then 16 at a time."""
+    weight, bias, x = weight_of("bfloat16", n, k), torch.randn(n), torch.randn(100, k).bfloat16()
+    out = torch.empty(100, n)
+    ops.linear(out, x, ops.linear_pack(weight, bias, ["a"]))
+    assert error_of(out - bias, x, weight) < 1e-5
+
+
 @pytest.mark.parametrize("rows", [1, 3, 20])
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
 def test_fused_ops_are_their_decompositions(rows, kind) -> None:
@@ -111,16 +121,68 @@ def test_a_stack_of_formats_is_its_parts_on_top_of_each_other(rows) -> None:
     assert error_of(out, x, stack) < TOLERANCE[torch.float32]
 
 
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Rows in eight bits, a scale for each 32."""
+    blocks = x.view(len(x), -1, 32)
+    step = blocks.abs().amax(-1, keepdim=True) / 127
+    return ((blocks / step).round() * step).view(x.shape)
+
+
 @pytest.mark.parametrize("name", [*SMALL, *LARGE])
-@pytest.mark.parametrize("rows", [1, 3, 4])
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 35])
 def test_rounded_inputs_give_the_product_of_rounded_inputs(name, rows) -> None:
+    """Few rows and many take other kernels; 33 columns are no whole panels."""
     weight = weight_of(name, 33, 512)
     x, out = torch.randn(rows, 512), torch.empty(rows, 33)
     ops.linear(out, x, ops.linear_pack_int8(weight, None, ["a"]))
-    blocks = x.view(rows, -1, 32)
-    step = blocks.abs().amax(-1, keepdim=True) / 127
-    assert error_of(out, ((blocks / step).round() * step).view(rows, 512), weight) < 1e-3
+    assert error_of(out, rounded(x), weight) < 1e-3
     assert error_of(out, x, weight) < 2e-2
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q5_1", "q8_0", "int8_channel", "int4_group"])
+def test_sums_of_sixteen_bits_never_overflow(name) -> None:
+    """The largest numbers on both sides, all of one sign."""
+    weight = quant.quantize(torch.full((16, 256), 2.0) * torch.tensor([1.0, -1.0]).repeat(8)[:, None], name)
+    for sign in (1.0, -1.0):
+        x, out = torch.full((6, 256), sign * 3.0), torch.empty(6, 16)
+        ops.linear(out, x, ops.linear_pack_int8(weight, None, ["a"]))
+        assert error_of(out, x, weight) < 1e-4
+
+
+@pytest.mark.parametrize("rows", [2, 9])
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("half", [48, 40])
+def test_a_gate_between_rounding_products_is_the_reference_on_rounded_inputs(rows, kind, half) -> None:
+    """48 columns are whole panels and are gated there, 40 are not."""
+    weight, bias = weight_of("q4_1", 2 * half, 64), torch.randn(2 * half)
+    packed = ops.linear_pack_int8(weight, bias, ["gate", "up"])
+    x, norm = torch.randn(rows, 64), torch.rand(64) + 0.5
+    out = torch.empty(rows, half)
+    ops.rms_norm_gated_linear(out, torch.empty(rows, 2 * half), torch.empty(rows, 64), x, norm, 1e-6, packed, kind)
+    normed = rounded(torch.nn.functional.rms_norm(x, (64,), norm, 1e-6))
+    wide = normed @ quant.decode(weight, torch.float32).t() + bias
+    expected = torch.empty(rows, half)
+    reference_rows.gated_activation(expected, wide, kind)
+    torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_rounding_products_add_to_what_is_there_over_parts_of_several_formats(rows) -> None:
+    stack = QuantStack((weight_of("q4_k", 24, 256), weight_of("q6_k", 7, 256, 1), weight_of("q8_0", 16, 256, 2)))
+    x, there = torch.randn(rows, 256), torch.randn(rows, 47)
+    out = there.clone()
+    ops.linear_add(out, torch.empty(rows, 47), x, ops.linear_pack_int8(stack, None, ["q", "k", "v"]))
+    assert error_of(out - there, rounded(x), stack) < 1e-3
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so_where_inputs_are_rounded(rows, value) -> None:
+    x, out = torch.randn(rows, 64), torch.zeros(rows, 16)
+    x[-1, 40] = value
+    ops.linear(out, x, ops.linear_pack_int8(weight_of("q4_1", 16, 64), None, ["a"]))
+    assert not out[-1].isfinite().any()
+    assert out[:-1].isfinite().all()
 
 
 def test_zero_inputs_of_rounding_products_give_zeros() -> None:

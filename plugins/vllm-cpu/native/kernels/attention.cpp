@@ -7,6 +7,12 @@
 
 VLLM_VARIANT_BEGIN
 
+#if defined(__AVX2__) || defined(__aarch64__)
+constexpr bool HAS_VECTORS = true;
+#else
+constexpr bool HAS_VECTORS = false;
+#endif
+
 enum { TASKS = 0, PARTIAL = 1, WORK = 2, GATHERED = 3 };  // slots of scratch
 
 struct Task {
@@ -269,8 +275,9 @@ int32_t paged_attention(const vllm_attention_args *a) {
     const bool in_place = kv->tokens_per_block % VF == 0 && kv->head_size % VF == 0;
     return with_element(kv->dtype, [&](auto element) -> int32_t {
         typedef decltype(element) E;
-        // Eight-bit floats are converted once a tile rather than once a row.
-        if constexpr (sizeof(typename E::T) > 1 || E::scaled) {
+        // Eight-bit floats are converted once a tile rather than once a row. The variant for any CPU always gathers: so it has one
+        // set of kernels, not one for each element.
+        if constexpr (HAS_VECTORS && (sizeof(typename E::T) > 1 || E::scaled)) {
             if (in_place) return paged_in_place<E>(a, call);
         }
         return paged_gathered<E>(a, call);

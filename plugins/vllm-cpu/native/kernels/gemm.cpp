@@ -19,12 +19,13 @@ constexpr int64_t M_STEP = 48;
 template <int M>
 VLLM_INLINE void sums_of(const float *x, int64_t kp, const float *tile, vf sums[M][NR], int64_t k0, int64_t k1) {
     for (int64_t k = k0; k < k1; k += VF) {
-        vf weight[NR];
-        for (int n = 0; n < NR; ++n) weight[n] = vf_load(tile + n * kp + k);
+        // One vector of the weight at a time: with AVX2 all registers are taken.
+        vf value[M];
+        for (int m = 0; m < M; ++m) value[m] = vf_load(x + m * kp + k);
 #pragma GCC unroll 8
-        for (int m = 0; m < M; ++m) {
-            vf value = vf_load(x + m * kp + k);
-            for (int n = 0; n < NR; ++n) sums[m][n] = vf_fma(weight[n], value, sums[m][n]);
+        for (int n = 0; n < NR; ++n) {
+            vf weight = vf_load(tile + n * kp + k);
+            for (int m = 0; m < M; ++m) sums[m][n] = vf_fma(weight, value[m], sums[m][n]);
         }
     }
 }

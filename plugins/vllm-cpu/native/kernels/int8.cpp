@@ -1,4 +1,4 @@
-// Integer products of any number of rows. On CPUs without these instructions there are none, and `linear` stays exact.
+// Integer products of a few rows, each weight read once; gemm8.cpp has those of many. On CPUs without these instructions there are none, and `linear` stays exact.
 #include "int8.h"
 
 #include "linear.h"
@@ -55,31 +55,69 @@ bool reads_int8(const vllm_matrix &w) {
     return w.k % 32 == 0 && with_format8(w.format, [](auto) {});
 }
 
+namespace {
+
+// A block of x: bytes, their step, the sums of both halves.
+struct Block8 {
+    __m256i numbers;
+    float step, low, high;
+};
+
+VLLM_INLINE Block8 quantise(const float *x) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    // Compared as integers, which order magnitudes and keep NaN above all: the step is NaN then, and so is the product.
+    __m256 v[4];
+    __m256i top = _mm256_setzero_si256();
+    for (int i = 0; i < 4; ++i) {
+        v[i] = _mm256_loadu_ps(x + i * 8);
+        top = _mm256_max_epi32(top, _mm256_and_si256(magnitude, _mm256_castps_si256(v[i])));
+    }
+    __m128i t = _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+    t = _mm_max_epi32(t, _mm_shuffle_epi32(t, 0x4e));
+    const float most = _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(t, _mm_shuffle_epi32(t, 0xb1))));
+    const __m256 inverse = _mm256_set1_ps(most > 0.0f ? 127.0f / most : 0.0f);
+    __m256i n[4];
+    for (int i = 0; i < 4; ++i) n[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
+    __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
+    packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    // Sums of both halves: neighbouring lanes are added until one of each is left.
+    __m256i total = _mm256_hadd_epi32(_mm256_add_epi32(n[0], n[1]), _mm256_add_epi32(n[2], n[3]));
+    total = _mm256_hadd_epi32(total, total);
+    const __m128i two = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
+    const float step = most / 127.0f;
+    return Block8{packed, step, step * static_cast<float>(_mm_extract_epi32(two, 0)),
+                  step * static_cast<float>(_mm_extract_epi32(two, 1))};
+}
+
+}  // namespace
+
 void quantise_row(const float *x, int64_t k, int8_t *q, float *step, float *sum) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
     for (int64_t b = 0; b < k / 32; ++b) {
-        __m256 v[4], top = _mm256_setzero_ps();
-        for (int i = 0; i < 4; ++i) {
-            v[i] = _mm256_loadu_ps(x + b * 32 + i * 8);
-            top = _mm256_max_ps(top, _mm256_andnot_ps(sign, v[i]));
+        const Block8 block = quantise(x + b * 32);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(q + b * 32), block.numbers);
+        step[b] = block.step;
+        sum[b] = block.low + block.high;
+    }
+}
+
+void quantise_into(const float *x, int64_t k, int64_t row, uint8_t *q, uint8_t *wide, float *facts) {
+    const int64_t blocks = k / 32, group = row / 4, within = row % 4;
+    q += group * k * 4 + within * 4;
+    facts += group * blocks * FACTS8 + within;
+    if (wide) wide += group * k * 8 + within * 4;
+    for (int64_t b = 0; b < blocks; ++b, facts += FACTS8) {
+        const Block8 block = quantise(x + b * 32);
+        alignas(32) uint8_t numbers[32];
+        _mm256_store_si256(reinterpret_cast<__m256i *>(numbers), block.numbers);
+        for (int i = 0; i < 8; ++i) memcpy(q + (b * 8 + i) * 16, numbers + 4 * i, 4);
+        facts[0] = block.step, facts[4] = block.low + block.high, facts[8] = block.low, facts[12] = block.high;
+        if (!wide) continue;
+        alignas(32) uint8_t pairs[64];
+        for (int i = 0; i < 2; ++i) {
+            __m128i half = i ? _mm256_extracti128_si256(block.numbers, 1) : _mm256_castsi256_si128(block.numbers);
+            _mm256_store_si256(reinterpret_cast<__m256i *>(pairs) + i, _mm256_cvtepi8_epi16(half));
         }
-        __m128 t = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
-        t = _mm_max_ps(t, _mm_movehl_ps(t, t));
-        float most = _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
-        __m256 inverse = _mm256_set1_ps(most > 0.0f ? 127.0f / most : 0.0f);
-        __m256i n[4], total = _mm256_setzero_si256();
-        for (int i = 0; i < 4; ++i) {
-            n[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
-            total = _mm256_add_epi32(total, n[i]);
-        }
-        __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
-        packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(q + b * 32), packed);
-        int32_t parts[8], all = 0;
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(parts), total);
-        for (int i = 0; i < 8; ++i) all += parts[i];
-        step[b] = most / 127.0f;
-        sum[b] = step[b] * static_cast<float>(all);
+        for (int i = 0; i < 16; ++i) memcpy(wide + (b * 16 + i) * 16, pairs + 4 * i, 4);
     }
 }
 
@@ -105,6 +143,7 @@ bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64
 
 bool reads_int8(const vllm_matrix &) { return false; }
 void quantise_row(const float *, int64_t, int8_t *, float *, float *) {}
+void quantise_into(const float *, int64_t, int64_t, uint8_t *, uint8_t *, float *) {}
 bool multiply_vector8(const vllm_matrix &, const Inputs8 &, int64_t, int64_t, float *, int64_t) { return false; }
 
 #endif

@@ -4,17 +4,14 @@
 #include "linear.h"
 
 #include "formats.h"
-#include "int8.h"
+#include "panels.h"
 #include "threads.h"
 #include "vmath.h"
 
 VLLM_VARIANT_BEGIN
 
-namespace {
-
 // --- inputs --------------------------------------------------------------------------------------------------------------
 
-// out float [k] = row of x, normed where the call says so.
 void plain_row(const vllm_linear_call &call, const char *x, float *out) {
     int64_t k = call.k;
     widen(out, x, call.x_dtype, k);
@@ -36,6 +33,8 @@ void plain_row(const vllm_linear_call &call, const char *x, float *out) {
     const uint16_t *w = reinterpret_cast<const uint16_t *>(norm);
     for (i = 0; i < k; ++i) out[i] = out[i] * factor * (call.norm_dtype == VLLM_BFLOAT16 ? from_bf16(w[i]) : from_f16(w[i]));
 }
+
+namespace {
 
 struct Order {
     int chunk;
@@ -73,7 +72,15 @@ void arrange_row(const Order &order, const float *plain, int64_t k, int64_t kp, 
         for (int i = 0; i < order.chunk; ++i) out[c + i] = plain[c + order.place[i]];
 }
 
+}  // namespace
+
 // --- outputs -------------------------------------------------------------------------------------------------------------
+
+float *wide_rows(const vllm_linear_call &call, int64_t rows, const Output &output, Output &target) {
+    float *wide = static_cast<float *>(scratch(4, static_cast<size_t>(rows * call.n) * 4));
+    if (wide) target = Output{reinterpret_cast<char *>(wide), call.n, VLLM_FLOAT32, 0, output.bias};
+    return wide;
+}
 
 void gate_rows(const vllm_linear_call &call, const float *wide, int64_t rows, const Output &output) {
     int64_t half = call.n / 2;
@@ -93,8 +100,6 @@ void gate_rows(const vllm_linear_call &call, const float *wide, int64_t rows, co
         }
     });
 }
-
-}  // namespace
 
 void store(const Output &output, int64_t row, int64_t column, float *products, int64_t count) {
     char *out = output.data + (row * output.stride + column) * item_bytes(output.dtype);
@@ -157,31 +162,6 @@ void multiply_part(const vllm_matrix &w, const Inputs &in, const Output &output,
     });
 }
 
-bool multiply_int8(const vllm_linear_call &call, const float *plain, int64_t rows, const Output &output) {
-    int64_t k = call.k, blocks = k / 32;
-    char *memory = static_cast<char *>(scratch(1, static_cast<size_t>(rows * (k + 8 * blocks))));
-    if (!memory) return false;
-    int8_t *q = reinterpret_cast<int8_t *>(memory);
-    float *step = reinterpret_cast<float *>(memory + rows * k), *sum = step + rows * blocks;
-    for (int64_t row = 0; row < rows; ++row)
-        quantise_row(plain + row * k, k, q + row * k, step + row * blocks, sum + row * blocks);
-    Inputs8 in{q, step, sum, k, rows};
-    int64_t first = 0;
-    for (int64_t p = 0; p < call.num_parts; ++p) {
-        const vllm_matrix &w = call.parts[p];
-        parallel_ranges(w.n, 16, [&](int64_t begin, int64_t end) {
-            float products[VECTOR_ROWS * 64];
-            for (int64_t n0 = begin; n0 < end; n0 += 64) {
-                int64_t n1 = n0 + 64 < end ? n0 + 64 : end;
-                multiply_vector8(w, in, n0, n1, products, 64);
-                for (int64_t m = 0; m < rows; ++m) store(output, m, first + n0, products + m * 64, n1 - n0);
-            }
-        });
-        first += w.n;
-    }
-    return true;
-}
-
 }  // namespace
 
 int32_t linear(const vllm_linear_call *given, void *out, int64_t out_stride, const void *x, int64_t x_stride, int64_t rows,
@@ -200,6 +180,10 @@ int32_t linear(const vllm_linear_call *given, void *out, int64_t out_stride, con
 
     const int64_t k = call.k, kp = padded(k), x_bytes = item_bytes(call.x_dtype);
     const char *source = static_cast<const char *>(x);
+    Output output{static_cast<char *>(out), out_stride, call.out_dtype, call.add, static_cast<const float *>(call.bias)};
+    if (rounds(call)) return multiply_int8(call, source, x_stride, rows, output) ? VLLM_OK : VLLM_FAILED;
+    if (rows > VECTOR_ROWS && is_bfloat16(call))
+        return multiply_bfloat16(call, source, x_stride, rows, output) ? VLLM_OK : VLLM_FAILED;
     bool as_is = call.x_dtype == VLLM_FLOAT32 && !call.norm && x_stride == kp && kp == k;
     const float *plain = static_cast<const float *>(x);
     if (!as_is) {
@@ -213,21 +197,9 @@ int32_t linear(const vllm_linear_call *given, void *out, int64_t out_stride, con
         });
         plain = made;
     }
-    Output output{static_cast<char *>(out), out_stride, call.out_dtype, call.add, static_cast<const float *>(call.bias)};
     Output target = output;
-    float *wide = nullptr;
-    if (call.gate) {
-        wide = static_cast<float *>(scratch(4, static_cast<size_t>(rows * call.n) * 4));
-        if (!wide) return VLLM_FAILED;
-        target = Output{reinterpret_cast<char *>(wide), call.n, VLLM_FLOAT32, 0, output.bias};
-    }
-    bool int8 = call.activation == VLLM_INT8 && rows <= VECTOR_ROWS;
-    for (int64_t p = 0; p < call.num_parts; ++p) int8 = int8 && reads_int8(call.parts[p]);
-    if (int8) {
-        if (!multiply_int8(call, plain, rows, target)) return VLLM_FAILED;
-        if (call.gate) gate_rows(call, wide, rows, output);
-        return VLLM_OK;
-    }
+    float *wide = call.gate ? wide_rows(call, rows, output, target) : nullptr;
+    if (call.gate && !wide) return VLLM_FAILED;
     Order held{};
     held.natural = true;
     const float *arranged = plain;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import operator
+from typing import Any
 
 from torch import Tensor
 
@@ -22,13 +24,18 @@ _paged_attention, _encoder_attention = map(function, ("paged_attention", "encode
 class KV:
     """One layer's blocks in the library's layout: `address` of its struct, which lives as long as this does."""
 
-    __slots__ = ("_memory", "_struct", "address")
+    __slots__ = ("_memory", "_struct", "address", "attention", "write")
+
+    attention: tuple[tuple[Any, ...], bytes]
+    write: tuple[tuple[Any, ...], bytes]
+    """Arguments of the last call, and the struct that was made of them: decode steps come with the same tensors."""
 
     def __init__(self, memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, tokens_per_block: int) -> None:
         blocks, size = memory.shape
         self._memory = memory
         self._struct = CKV(memory.data_ptr(), blocks, size, num_kv_heads, head_size, tokens_per_block, KV_DTYPES[dtype])
         self.address = ctypes.addressof(self._struct)
+        self.attention = self.write = ((), b"")
 
 
 def kv_bind(memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, tokens_per_block: int) -> KV:
@@ -89,35 +96,58 @@ def qk_norm_rope_kv_write(
     slot_mapping: Tensor,
 ) -> None:
     """Norms where there are weights, rotation where there is a table, then the write."""
+    given = (q, k, v, q_weight, k_weight, eps, positions, cos_sin, interleaved, slot_mapping)
+    last, arguments = kv.write
+    if not _same(last, given):
+        arguments = _heads(*given, kv)
+        kv.write = (given, arguments)
+    if status := _qk_norm_rope_kv_write(arguments):
+        raise refused("qk_norm_rope_kv_write", status, q, k, v, slot_mapping)
+
+
+def _same(last: tuple[Any, ...], given: tuple[Any, ...]) -> bool:
+    """Whether these are the same objects: two tensors that are equal may lie at other addresses."""
+    return len(last) == len(given) and all(map(operator.is_, last, given))
+
+
+def _heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    interleaved: bool,
+    slot_mapping: Tensor,
+    kv: KV,
+) -> bytes:
     tokens, q_heads, size = q.shape
     table, rotary = (0, 0) if cos_sin is None else (cos_sin.data_ptr(), 2 * cos_sin.shape[2])
-    status = _qk_norm_rope_kv_write(
-        _pack_heads(
-            0,
-            q.data_ptr(),
-            k.data_ptr(),
-            positions.data_ptr(),
-            table,
-            q.stride()[0],
-            k.stride()[0],
-            tokens,
-            q_heads,
-            k.shape[1],
-            size,
-            rotary,
-            interleaved,
-            DTYPES[q.dtype],
-            v.data_ptr(),
-            0 if q_weight is None else q_weight.data_ptr(),
-            0 if k_weight is None else k_weight.data_ptr(),
-            kv.address,
-            slot_mapping.data_ptr(),
-            v.stride()[0],
-            eps,
-        )
+    return _pack_heads(
+        0,
+        q.data_ptr(),
+        k.data_ptr(),
+        positions.data_ptr(),
+        table,
+        q.stride()[0],
+        k.stride()[0],
+        tokens,
+        q_heads,
+        k.shape[1],
+        size,
+        rotary,
+        interleaved,
+        DTYPES[q.dtype],
+        v.data_ptr(),
+        0 if q_weight is None else q_weight.data_ptr(),
+        0 if k_weight is None else k_weight.data_ptr(),
+        kv.address,
+        slot_mapping.data_ptr(),
+        v.stride()[0],
+        eps,
     )
-    if status:
-        raise refused("qk_norm_rope_kv_write", status, q, k, v, slot_mapping)
 
 
 def paged_attention(
@@ -134,10 +164,12 @@ def paged_attention(
     soft_cap: float,
 ) -> None:
     """Causal attention over the paged KV: q and out [T,Hq,D], int32 block_table [S,B]."""
-    _, heads, size = q.shape
-    rows, columns = block_table.shape
-    status = _paged_attention(
-        _pack_attention(
+    given = (out, q, query_start, seq_lens, block_table, scale, window, soft_cap)
+    last, arguments = kv.attention
+    if not _same(last, given):
+        _, heads, size = q.shape
+        rows, columns = block_table.shape
+        arguments = _pack_attention(
             0,
             out.data_ptr(),
             q.data_ptr(),
@@ -155,8 +187,8 @@ def paged_attention(
             scale,
             soft_cap,
         )
-    )
-    if status:
+        kv.attention = (given, arguments)
+    if status := _paged_attention(arguments):
         raise refused("paged_attention", status, out, q, query_start, seq_lens, block_table)
 
 

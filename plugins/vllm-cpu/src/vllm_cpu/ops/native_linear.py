@@ -1,13 +1,14 @@
 """Products and embeddings through the C ABI; weights stay packed. Oracles: `vllm_core.ops.linear`, `vllm_core.ops.embedding`.
 
-What is constant at a call site is one C struct, made at its first call; a call then passes seven numbers.
+What is constant at a call site is one C struct, made at its first call; a call then passes seven numbers, which are kept too:
+steps of one size come with the same tensors again and again.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -45,10 +46,16 @@ _linear = _bound("vllm_linear", _P, _P, _I64, _P, _I64, _I64, _P)
 _embedding = _bound("vllm_embedding", _P, _I64, _I32, _P, _I32, _I64, _P, _I64, ctypes.c_double, _P)
 
 
+Last: TypeAlias = "tuple[Tensor | None, Tensor | None, Tensor | None, Any, tuple[int | None, ...]]"
+"""Output, input, norm and kind of a weight's last call, and the numbers that it passed."""
+
+
 class Packed:
     """A weight as the library reads it: its parts' addresses, and the tensors that own them."""
 
-    __slots__ = ("_activation", "_bias", "_calls", "_kept", "_parts", "k", "n", "readers")
+    __slots__ = ("_activation", "_bias", "_calls", "_kept", "_parts", "k", "last", "n", "readers")
+
+    last: Last
 
     def __init__(self, weight: Weight, bias: Tensor | None, readers: Sequence[str], activation: int = 0) -> None:
         parts = weight.parts if isinstance(weight, QuantStack) else (weight,)
@@ -59,6 +66,7 @@ class Packed:
         self.n, self.k = (int(size) for size in weight.shape)
         self.readers = tuple(readers)
         self._activation = activation
+        self.last = (None, None, None, None, ())
 
     @property
     def out_features(self) -> int:
@@ -138,25 +146,28 @@ def linear_pack_int8(weight: Weight, bias: Tensor | None, readers: Sequence[str]
 
 def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
     """``out[T,N] = x[T,K] @ weight.T + bias``."""
-    call = weight.call(x.dtype, out.dtype)
-    status = _linear(call, out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), x.shape[0], None)
-    if status:
+    last_out, last_x, _, kind, numbers = weight.last
+    if out is not last_out or x is not last_x or kind is not None:
+        numbers = _keep(weight, out, x, None, None, weight.call(x.dtype, out.dtype))
+    if status := _linear(*numbers):
         raise _refused("vllm_linear", status, x)
 
 
 def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed) -> None:
     """``residual += linear(x)``."""
-    call = weight.call(x.dtype, residual.dtype, add=True)
-    status = _linear(call, residual.data_ptr(), residual.stride(0), x.data_ptr(), x.stride(0), x.shape[0], None)
-    if status:
+    last_out, last_x, _, kind, numbers = weight.last
+    if residual is not last_out or x is not last_x or kind is not _ADD:
+        numbers = _keep(weight, residual, x, None, _ADD, weight.call(x.dtype, residual.dtype, add=True))
+    if status := _linear(*numbers):
         raise _refused("vllm_linear", status, x)
 
 
 def rms_norm_linear(out: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: float, weight: Packed) -> None:
     """``out = linear(rms_norm(x))``; the normed rows are not rounded to x's dtype."""
-    call = weight.normed(x.dtype, out.dtype, norm, eps)
-    status = _linear(call, out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), x.shape[0], None)
-    if status:
+    last_out, last_x, last_norm, kind, numbers = weight.last
+    if out is not last_out or x is not last_x or norm is not last_norm or kind != eps:
+        numbers = _keep(weight, out, x, norm, eps, weight.normed(x.dtype, out.dtype, norm, eps))
+    if status := _linear(*numbers):
         raise _refused("vllm_linear", status, x)
 
 
@@ -164,10 +175,23 @@ def rms_norm_gated_linear(
     out: Tensor, wide: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: float, weight: Packed, kind: str
 ) -> None:
     """``out = gated_activation(linear(rms_norm(x)), kind)``."""
-    call = weight.normed(x.dtype, out.dtype, norm, eps, GATES[kind])
-    status = _linear(call, out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), x.shape[0], None)
-    if status:
+    last_out, last_x, last_norm, last_kind, numbers = weight.last
+    if out is not last_out or x is not last_x or norm is not last_norm or last_kind != (eps, kind):
+        call = weight.normed(x.dtype, out.dtype, norm, eps, GATES[kind])
+        numbers = _keep(weight, out, x, norm, (eps, kind), call)
+    if status := _linear(*numbers):
         raise _refused("vllm_linear", status, x)
+
+
+_ADD = object()
+"""Kind of a call that adds to what is there; one with a norm is its epsilon, with a gate that and the gate's name."""
+
+
+def _keep(weight: Packed, out: Tensor, x: Tensor, norm: Tensor | None, kind: Any, call: int) -> tuple[int | None, ...]:
+    """The numbers of this call, kept with its tensors, so that none of these goes and another takes its address."""
+    numbers = (call, out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), x.shape[0], None)
+    weight.last = (out, x, norm, kind, numbers)
+    return numbers
 
 
 _tables: dict[int, tuple[Any, CMatrix]] = {}

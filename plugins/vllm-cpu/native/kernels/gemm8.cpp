@@ -1,0 +1,304 @@
+// Integer products of many rows: sixteen rows of the weight are unpacked into the first cache, transposed so that each lane
+// is a column of the product, then all rows of x pass over them.
+//
+// AVX2 has no product of bytes that adds into 32 bits, only pairs into 16 (maddubs), which saturate: weights of four bits are
+// summed there over a whole block, those of five and six over as many steps as cannot overflow, and those of eight are
+// widened and take the product of 16 bits, at half the rate. With VNNI all formats are bytes that are never negative.
+#include "int8.h"
+
+#include "linear.h"
+#include "threads.h"
+#include "vmath.h"
+
+VLLM_VARIANT_BEGIN
+
+#ifdef __AVX2__
+
+namespace {
+
+constexpr int COLUMNS = PANEL_COLUMNS;
+
+// How a format lies in a panel. SPLIT: scales of a block. WIDE: numbers of 16 bits. GROUP: steps of four numbers of K whose
+// sums of pairs stay within 16 bits.
+template <class Format>
+struct Form {
+    static constexpr int SPLIT = Format::BITS == 6 ? 2 : 1;
+#ifdef VLLM_VNNI
+    static constexpr bool WIDE = false;
+    static constexpr int GROUP = 8, ROWS = 8;
+    static constexpr int LIFT = Format::SIGNED ? (Format::BITS == 6 ? 32 : 128) : 0;  // what makes a number not negative
+#else
+    static constexpr bool WIDE = Format::BITS == 8;
+    static constexpr int GROUP = Format::BITS == 4 ? 8 : Format::BITS == 5 ? 4 : 2;
+    static constexpr int ROWS = WIDE || GROUP == 8 ? 4 : 2;  // what the registers hold
+    static constexpr int LIFT = Format::BITS == 6 ? 32 : 0;
+#endif
+    static constexpr bool OFFSET = !Format::SIGNED || LIFT;
+    static constexpr int64_t BYTES = COLUMNS * (WIDE ? 64 : 32);  // of a block of 32 numbers of K
+};
+
+// bytes [blocks, steps, columns, 4 or 2 numbers]; scale, offset [blocks * SPLIT, columns].
+struct Panel {
+    uint8_t *bytes;
+    float *scale;
+    float *offset;
+};
+
+// Eight rows of one block, as bytes in the order of K, to eight of the panel's columns.
+template <class Format>
+VLLM_INLINE void place(const __m256i *rows, uint8_t *to) {
+    __m256i part[8];
+    if constexpr (Form<Format>::WIDE) {
+        for (int half = 0; half < 2; ++half) {
+            for (int r = 0; r < 8; ++r)
+                part[r] = _mm256_cvtepi8_epi16(half ? _mm256_extracti128_si256(rows[r], 1) : _mm256_castsi256_si128(rows[r]));
+            transpose8(part);
+            for (int s = 0; s < 8; ++s)
+                _mm256_store_si256(reinterpret_cast<__m256i *>(to + (8 * half + s) * COLUMNS * 4), part[s]);
+        }
+    } else {
+        const __m256i lift = _mm256_set1_epi8(static_cast<char>(Form<Format>::LIFT));
+        for (int r = 0; r < 8; ++r) part[r] = Form<Format>::LIFT ? _mm256_add_epi8(rows[r], lift) : rows[r];
+        transpose8(part);
+        for (int s = 0; s < 8; ++s) _mm256_store_si256(reinterpret_cast<__m256i *>(to + s * COLUMNS * 4), part[s]);
+    }
+}
+
+// Rows n .. n + count - 1 of the weight; the last one stands for those that are not there.
+template <class Format>
+void unpack(const vllm_matrix &w, int64_t n, int64_t count, const Panel &panel) {
+    constexpr int SPLIT = Form<Format>::SPLIT, BLOCKS = Format::BLOCKS;
+    const int64_t chunks = w.k / (32 * BLOCKS);
+    for (int64_t first = 0; first < COLUMNS; first += 8) {
+        Row rows[8];
+        for (int64_t r = 0; r < 8; ++r) rows[r] = row_of(w, n + (first + r < count ? first + r : count - 1));
+        for (int64_t c = 0; c < chunks; ++c) {
+            __m256i bytes[BLOCKS][8];
+            for (int64_t r = 0; r < 8; ++r)
+                Format::decode(rows[r], c, [&](int i, __m256i numbers, __m256 scale, float offset) __attribute__((always_inline)) {
+                    bytes[i][r] = numbers;
+                    int64_t at = (c * BLOCKS + i) * SPLIT * COLUMNS + first + r;
+                    for (int s = 0; s < SPLIT; ++s) {
+                        float own = s ? _mm_cvtss_f32(_mm256_extractf128_ps(scale, 1)) : _mm256_cvtss_f32(scale);
+                        panel.scale[at + s * COLUMNS] = own;
+                        panel.offset[at + s * COLUMNS] = offset - static_cast<float>(Form<Format>::LIFT) * own;
+                    }
+                });
+            for (int i = 0; i < BLOCKS; ++i)
+                place<Format>(bytes[i], panel.bytes + (c * BLOCKS + i) * Form<Format>::BYTES + first * 4);
+        }
+    }
+}
+
+// Four numbers of K of row m, or two of 16 bits; `x` is at the step's numbers of the group.
+VLLM_INLINE int32_t four_at(const uint8_t *x, int m) {
+    int32_t bits;
+    memcpy(&bits, x + m * 4, 4);
+    return bits;
+}
+
+// Where the sum of x over a scale's numbers stands in a block's facts.
+template <class Format>
+constexpr int sum_at(int part) {
+    return Form<Format>::SPLIT == 2 ? 8 + 4 * part : 4;
+}
+
+#ifdef VLLM_VNNI
+
+// out [ROWS, 16] = products over all blocks; the rows are two groups.
+template <class Format>
+void multiply(const Group8 *groups, const Panel &panel, int64_t blocks, float *out) {
+    constexpr int ROWS = Form<Format>::ROWS, SPLIT = Form<Format>::SPLIT, STEPS = 8 / SPLIT;
+    const uint8_t *x[2] = {groups[0].numbers, groups[1].numbers}, *w = panel.bytes;
+    const float *facts[2] = {groups[0].facts, groups[1].facts}, *scales = panel.scale, *offsets = panel.offset;
+    __m512 sums[ROWS];
+    for (int m = 0; m < ROWS; ++m) sums[m] = _mm512_setzero_ps();
+    for (int64_t b = 0; b < blocks; ++b) {
+        for (int part = 0; part < SPLIT; ++part) {
+            __m512i dots[ROWS];
+            for (int m = 0; m < ROWS; ++m) dots[m] = _mm512_setzero_si512();
+            for (int s = part * STEPS; s < (part + 1) * STEPS; ++s) {
+                const __m512i weight = _mm512_loadu_si512(w + s * COLUMNS * 4);
+                for (int m = 0; m < ROWS; ++m)
+                    dots[m] = _mm512_dpbusd_epi32(dots[m], weight, _mm512_set1_epi32(four_at(x[m / 4] + s * 16, m % 4)));
+            }
+            const __m512 scale = _mm512_loadu_ps(scales), offset = _mm512_loadu_ps(offsets);
+            for (int m = 0; m < ROWS; ++m) {
+                const float *own = facts[m / 4] + m % 4;
+                __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(own[0]));
+                sums[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[m]), both, sums[m]);
+                if (Form<Format>::OFFSET) sums[m] = _mm512_fmadd_ps(offset, _mm512_set1_ps(own[sum_at<Format>(part)]), sums[m]);
+            }
+            scales += COLUMNS, offsets += COLUMNS;
+        }
+        w += Form<Format>::BYTES;
+        for (int g = 0; g < 2; ++g) x[g] += 128, facts[g] += FACTS8;
+    }
+    for (int m = 0; m < ROWS; ++m) _mm512_storeu_ps(out + m * COLUMNS, sums[m]);
+}
+
+#else
+
+// A sum that is to be in its register now: a compiler that knows integer sums to be associative would first make all products
+// of a block, and has no registers for them.
+VLLM_INLINE void settle(__m256i &sum) { __asm__("" : "+x"(sum)); }
+
+// Sums of products of one scale's numbers in 32 bits.
+template <class Format>
+VLLM_INLINE void dot_rows(const uint8_t *x, const uint8_t *w, __m256i dots[][2]) {
+    constexpr int ROWS = Form<Format>::ROWS, STEPS = 8 / Form<Format>::SPLIT;
+    if constexpr (Form<Format>::WIDE) {
+        for (int m = 0; m < ROWS; ++m) dots[m][0] = dots[m][1] = _mm256_setzero_si256();
+#pragma GCC unroll 16
+        for (int s = 0; s < 2 * STEPS; ++s) {
+            const __m256i *from = reinterpret_cast<const __m256i *>(w + s * COLUMNS * 4);
+            __m256i w0 = _mm256_load_si256(from), w1 = _mm256_load_si256(from + 1);
+            for (int m = 0; m < ROWS; ++m) {
+                __m256i pair = _mm256_set1_epi32(four_at(x + s * 16, m));
+                dots[m][0] = _mm256_add_epi32(dots[m][0], _mm256_madd_epi16(w0, pair));
+                dots[m][1] = _mm256_add_epi32(dots[m][1], _mm256_madd_epi16(w1, pair));
+                settle(dots[m][0]), settle(dots[m][1]);
+            }
+        }
+    } else {
+        constexpr int GROUP = Form<Format>::GROUP;
+        const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+        for (int first = 0; first < STEPS; first += GROUP) {
+            __m256i pairs[ROWS][2];
+#pragma GCC unroll 8
+            for (int s = first; s < first + GROUP; ++s) {
+                const __m256i *from = reinterpret_cast<const __m256i *>(w + s * COLUMNS * 4);
+                __m256i w0 = _mm256_load_si256(from), w1 = _mm256_load_si256(from + 1);
+                for (int m = 0; m < ROWS; ++m) {
+                    __m256i four = _mm256_set1_epi32(four_at(x + s * 16, m));
+                    __m256i p0 = _mm256_maddubs_epi16(w0, four), p1 = _mm256_maddubs_epi16(w1, four);
+                    pairs[m][0] = s == first ? p0 : _mm256_add_epi16(pairs[m][0], p0);
+                    pairs[m][1] = s == first ? p1 : _mm256_add_epi16(pairs[m][1], p1);
+                    settle(pairs[m][0]), settle(pairs[m][1]);
+                }
+            }
+            for (int m = 0; m < ROWS; ++m)
+                for (int h = 0; h < 2; ++h) {
+                    __m256i sum = _mm256_madd_epi16(pairs[m][h], ones);
+                    dots[m][h] = first ? _mm256_add_epi32(dots[m][h], sum) : sum;
+                }
+        }
+    }
+}
+
+// out [ROWS, 16] = products over all blocks. The sums are kept in `out`: registers are for the block's.
+template <class Format>
+void multiply(const Group8 *group, const Panel &panel, int64_t blocks, float *out) {
+    constexpr int ROWS = Form<Format>::ROWS, SPLIT = Form<Format>::SPLIT;
+    constexpr int64_t X_BYTES = (Form<Format>::WIDE ? 256 : 128) / SPLIT;  // of one scale's numbers in a group
+    const uint8_t *x = group->numbers, *w = panel.bytes;
+    const float *facts = group->facts, *scales = panel.scale, *offsets = panel.offset;
+    for (int i = 0; i < ROWS * COLUMNS; i += 8) _mm256_store_ps(out + i, _mm256_setzero_ps());
+    for (int64_t b = 0; b < blocks; ++b) {
+        for (int part = 0; part < SPLIT; ++part) {
+            __m256i dots[ROWS][2];
+            dot_rows<Format>(x, w, dots);
+            for (int m = 0; m < ROWS; ++m) {
+                const __m256 step = _mm256_broadcast_ss(facts + m);
+                for (int h = 0; h < 2; ++h) {
+                    float *sum = out + m * COLUMNS + 8 * h;
+                    __m256 both = _mm256_mul_ps(step, _mm256_load_ps(scales + 8 * h));
+                    __m256 next = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[m][h]), both, _mm256_load_ps(sum));
+                    if (Form<Format>::OFFSET) {
+                        const __m256 total = _mm256_broadcast_ss(facts + sum_at<Format>(part) + m);
+                        next = _mm256_fmadd_ps(total, _mm256_load_ps(offsets + 8 * h), next);
+                    }
+                    _mm256_store_ps(sum, next);
+                }
+            }
+            x += X_BYTES, w += Form<Format>::BYTES / SPLIT, scales += COLUMNS, offsets += COLUMNS;
+        }
+        facts += FACTS8;
+    }
+}
+
+#endif
+
+// A row's 16 products, or fewer, to where they go.
+VLLM_INLINE void finish(const Output &output, int64_t row, int64_t column, float *products, int64_t count) {
+    if (count == COLUMNS && output.dtype == VLLM_FLOAT32 && !output.bias) {
+        float *to = reinterpret_cast<float *>(output.data) + row * output.stride + column;
+        for (int i = 0; i < COLUMNS; i += VF) {
+            vf value = vf_load(products + i);
+            vf_store(to + i, output.add ? vf_add(value, vf_load(to + i)) : value);
+        }
+        return;
+    }
+    store(output, row, column, products, count);
+}
+
+// Memory of a panel, whatever its format.
+int64_t panel_bytes(int64_t k) { return k / 32 * COLUMNS * (64 + 2 * 2 * 4); }
+
+template <class Format>
+Panel panel_in(char *memory, int64_t k) {
+    const int64_t blocks = k / 32, scales = blocks * Form<Format>::SPLIT * COLUMNS;
+    float *scale = reinterpret_cast<float *>(memory + blocks * Form<Format>::BYTES);
+    return Panel{reinterpret_cast<uint8_t *>(memory), scale, scale + scales};
+}
+
+// The group that row m is in; from its third row on where m is that.
+template <class Format>
+Group8 group_at(const Rows8 &in, int64_t m) {
+    const int64_t blocks = in.k / 32, group = m / 4, within = m % 4;
+    const uint8_t *numbers = Form<Format>::WIDE ? in.wide + group * in.k * 8 : in.q + group * in.k * 4;
+    return Group8{numbers + within * 4, in.facts + group * blocks * FACTS8 + within};
+}
+
+template <class Format>
+void multiply_format(const Columns &one, const Rows8 &in, const Output &output, char *memory) {
+    constexpr int ROWS = Form<Format>::ROWS;
+    const int64_t blocks = in.k / 32;
+    Panel panel = panel_in<Format>(memory, in.k), gated{};
+    unpack<Format>(*one.w, one.n, one.count, panel);
+    if (one.gated) {
+        gated = panel_in<Format>(memory + panel_bytes(in.k), in.k);
+        unpack<Format>(*one.gated, one.gated_n, one.count, gated);
+    }
+    alignas(64) float products[ROWS * COLUMNS], factors[ROWS * COLUMNS];
+    for (int64_t m0 = 0; m0 < in.rows; m0 += ROWS) {
+        Group8 groups[2];
+        for (int64_t g = 0; g < 2; ++g) groups[g] = group_at<Format>(in, m0 + 4 * g < in.rows ? m0 + 4 * g : m0);
+        multiply<Format>(groups, panel, blocks, products);
+        if (one.gated) {
+            multiply<Format>(groups, gated, blocks, factors);
+            if (one.bias)
+                for (int i = 0; i < ROWS * COLUMNS; ++i) {
+                    int column = i % COLUMNS < one.count ? i % COLUMNS : 0;
+                    products[i] += one.bias[column], factors[i] += one.gated_bias[column];
+                }
+            for (int i = 0; i < ROWS * COLUMNS; i += VF)
+                vf_store(products + i, vf_mul(vf_activate(vf_load(products + i), one.activation), vf_load(factors + i)));
+        }
+        for (int64_t m = 0; m < ROWS && m0 + m < in.rows; ++m)
+            finish(output, m0 + m, one.column, products + m * COLUMNS, one.count);
+    }
+}
+
+}  // namespace
+
+bool takes_wide8(int32_t format) {
+    bool wide = false;
+    with_format8(format, [&](auto known) { wide = Form<decltype(known)>::WIDE; });
+    return wide;
+}
+
+bool multiply_columns8(const Columns &one, const Rows8 &in, const Output &output) {
+    char *memory = static_cast<char *>(scratch(2, static_cast<size_t>(panel_bytes(in.k) * (one.gated ? 2 : 1))));
+    return memory && with_format8(one.w->format, [&](auto format) { multiply_format<decltype(format)>(one, in, output, memory); });
+}
+
+#else
+
+bool takes_wide8(int32_t) { return false; }
+bool multiply_columns8(const Columns &, const Rows8 &, const Output &) { return false; }
+
+#endif
+
+VLLM_VARIANT_END

@@ -1,0 +1,103 @@
+// Products whose weights pass through panels: PANEL_COLUMNS rows of the weight at a time, transposed so that each lane of a
+// vector is a column of the product. Integer ones (gemm8.cpp) and those of bfloat16 (gemm16.cpp).
+#ifndef VLLM_CPU_PANELS_H
+#define VLLM_CPU_PANELS_H
+
+#include "linear.h"
+
+VLLM_VARIANT_BEGIN
+
+constexpr int64_t PANEL_COLUMNS = 16;
+
+// Some neighbouring columns of a product: rows n .. n + count - 1 of `w`, the output's columns from `column` on. `gated`:
+// NULL, or a matrix of the same format whose rows from gated_n on are multiplied with the activation of those of `w`; then
+// the biases of both are here.
+struct Columns {
+    const vllm_matrix *w;
+    int64_t n, count, column;
+    const vllm_matrix *gated;
+    int64_t gated_n, activation;
+    const float *bias, *gated_bias;
+};
+
+// A few rows of x in eight bits: q [rows, k], step and sum float [rows, k / 32].
+struct Inputs8 {
+    const int8_t *q;
+    const float *step;
+    const float *sum;
+    int64_t k;
+    int64_t rows;
+};
+
+// Many rows, in groups of four, the last one filled up: q [groups, k / 4, 4 rows, 4 numbers of K]; `wide` the same in 16 bits,
+// [groups, k / 2, 4, 2], where a format takes it; facts [groups, k / 32, FACTS8]: steps of the four rows, sums of their blocks,
+// of first halves, of second halves.
+struct Rows8 {
+    const uint8_t *q;
+    const uint8_t *wide;
+    const float *facts;
+    int64_t k;
+    int64_t rows;
+};
+
+constexpr int64_t FACTS8 = 16;
+
+// Where a group's numbers and facts begin.
+struct Group8 {
+    const uint8_t *numbers;
+    const float *facts;
+};
+
+// Rows of x in bfloat16, [rows, kp], zeros from K to kp, a multiple of 32.
+struct Inputs16 {
+    const uint16_t *x;
+    int64_t kp;
+    int64_t rows;
+};
+
+bool reads_int8(const vllm_matrix &w);
+// One row of x to its places: of a few rows, or row `row` of many (`wide` NULL where no format takes it).
+void quantise_row(const float *x, int64_t k, int8_t *q, float *step, float *sum);
+void quantise_into(const float *x, int64_t k, int64_t row, uint8_t *q, uint8_t *wide, float *facts);
+bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, float *out, int64_t stride);
+bool takes_wide8(int32_t format);
+bool multiply_columns8(const Columns &one, const Rows8 &in, const Output &output);
+
+#ifdef __AVX2__
+
+// Eight vectors of eight dwords: dword j of vector i to place i of vector j.
+static inline void transpose8(__m256i *rows) {
+    __m256 r[8], t[8];
+    for (int i = 0; i < 8; ++i) r[i] = _mm256_castsi256_ps(rows[i]);
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; ++i) {
+        rows[i] = _mm256_castps_si256(_mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        rows[i + 4] = _mm256_castps_si256(_mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+}
+
+#endif
+
+// Whether this CPU multiplies bfloat16.
+bool multiplies16();
+bool multiply_columns16(const Columns &one, const Inputs16 &in, const Output &output);
+
+// The op by panels. `rounds`: whether this call's inputs are rounded to eight bits; `is_bfloat16`: whether its inputs and
+// weights are, on a CPU that multiplies them (normed inputs are rounded to it, as the op's decomposition does).
+bool rounds(const vllm_linear_call &call);
+bool multiply_int8(const vllm_linear_call &call, const char *x, int64_t x_stride, int64_t rows, const Output &output);
+bool is_bfloat16(const vllm_linear_call &call);
+bool multiply_bfloat16(const vllm_linear_call &call, const char *x, int64_t x_stride, int64_t rows, const Output &output);
+
+VLLM_VARIANT_END
+
+#endif

@@ -1,0 +1,14 @@
+// What kernels ask of the CPU while they run, beyond what their variant was compiled for.
+#ifndef VLLM_CPU_PROCESSOR_H
+#define VLLM_CPU_PROCESSOR_H
+
+namespace vllm_cpu {
+
+bool cpu_has_avx512bf16();
+
+// Tiles of bfloat16, where the system lets this process use them.
+bool cpu_has_amx();
+
+}  // namespace vllm_cpu
+
+#endif

@@ -1,0 +1,82 @@
+// AVX-512 on a CPU with AVX2: SIMDe, and what it lacks of what the kernels use.
+#ifndef VLLM_TESTS_AVX512_IMITATED_H
+#define VLLM_TESTS_AVX512_IMITATED_H
+
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+#include <simde/x86/f16c.h>
+#include <simde/x86/fma.h>
+
+namespace {
+
+struct Sixteen {
+    float at[16];
+};
+
+inline Sixteen numbers_of(__m512 v) {
+    Sixteen all;
+    simde_mm512_storeu_ps(all.at, v);
+    return all;
+}
+
+inline __m512 joined(__m256 low, __m256 high) {
+    float all[16];
+    _mm256_storeu_ps(all, low);
+    _mm256_storeu_ps(all + 8, high);
+    return simde_mm512_loadu_ps(all);
+}
+
+inline __m512i joined(__m256i low, __m256i high) {
+    int32_t all[16];
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(all), low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(all + 8), high);
+    return simde_mm512_loadu_si512(all);
+}
+
+inline __m512 imitated_cvtepi32_ps(__m512i v) {
+    int32_t all[16];
+    simde_mm512_storeu_si512(all, v);
+    const __m256i *half = reinterpret_cast<const __m256i *>(all);
+    return joined(_mm256_cvtepi32_ps(_mm256_loadu_si256(half)), _mm256_cvtepi32_ps(_mm256_loadu_si256(half + 1)));
+}
+
+inline __m512i imitated_cvtepi8_epi32(__m128i v) {
+    return joined(_mm256_cvtepi8_epi32(v), _mm256_cvtepi8_epi32(_mm_srli_si128(v, 8)));
+}
+
+inline __m512i imitated_cvtepu16_epi32(__m256i v) {
+    return joined(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(v)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(v, 1)));
+}
+
+inline __m512 imitated_cvtph_ps(__m256i v) {
+    return joined(_mm256_cvtph_ps(_mm256_castsi256_si128(v)), _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1)));
+}
+
+inline __m256 imitated_extractf32x8_ps(__m512 v, int half) { return _mm256_loadu_ps(numbers_of(v).at + 8 * half); }
+
+// Sums as the compilers' headers take them: halves, until one number is left.
+inline float imitated_reduce_add_ps(__m512 v) {
+    Sixteen all = numbers_of(v);
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; ++i) all.at[i] += all.at[i + width];
+    return all.at[0];
+}
+
+inline float imitated_reduce_max_ps(__m512 v) {
+    Sixteen all = numbers_of(v);
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; ++i) all.at[i] = all.at[i] > all.at[i + width] ? all.at[i] : all.at[i + width];
+    return all.at[0];
+}
+
+}  // namespace
+
+#define _mm512_cvtepi32_ps imitated_cvtepi32_ps
+#define _mm512_cvtepi8_epi32 imitated_cvtepi8_epi32
+#define _mm512_cvtepu16_epi32 imitated_cvtepu16_epi32
+#define _mm512_cvtph_ps imitated_cvtph_ps
+#define _mm512_extractf32x8_ps imitated_extractf32x8_ps
+#define _mm512_reduce_add_ps imitated_reduce_add_ps
+#define _mm512_reduce_max_ps imitated_reduce_max_ps
+
+#endif
