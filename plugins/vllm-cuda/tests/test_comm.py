@@ -70,7 +70,7 @@ def test_a_group_that_is_given_up_ends_the_wait_for_ranks_that_never_come(member
 
 def test_memory_that_cannot_be_mapped_is_an_error_that_names_the_way_out(member, tmp_path):
     lone = member(1, 2, tmp_path)
-    lone.mailboxes, lone.without_mailboxes = {}, "cuIpcOpenMemHandle_v2: CUDA_ERROR_NOT_SUPPORTED (801)"
+    lone.mailboxes, lone.without_mailboxes = None, "cuIpcOpenMemHandle_v2: CUDA_ERROR_NOT_SUPPORTED (801)"
     comm._groups[7] = lone
     try:
         with pytest.raises(UnsupportedError, match="CUDA_ERROR_NOT_SUPPORTED") as caught:
@@ -90,27 +90,40 @@ def test_a_rank_alone_sums_nothing():
     assert torch.equal(scattered, x)
 
 
-def boxes(**changes):
-    options = {"rank": 0, "world_size": 2, "slot_bytes": 4096, "item_bytes": 2, "stop": torch.zeros(1, dtype=torch.int32)}
-    return reduce.Mailboxes(bases=torch.zeros(2, dtype=torch.int64), **(options | changes))
+@pytest.fixture
+def make_boxes():
+    def make(world_size: int = 2) -> reduce.Mailboxes:
+        bases, stop = torch.zeros(world_size, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
+        return reduce.Mailboxes(rank=0, world_size=world_size, bases=bases, stop=stop)
+
+    return make
 
 
-def test_small_sums_of_one_width_go_through_mailboxes():
-    made = boxes()
+def test_two_ranks_sum_through_mailboxes_whatever_the_size(make_boxes):
     half = torch.bfloat16
-    assert made.takes(torch.zeros(4, 512, dtype=half))
-    assert not made.takes(torch.zeros(5, 512, dtype=half)), "does not fit a slot"
-    assert not made.takes(torch.zeros(2, 256, dtype=half)), "rows of another width would lie across those that are there"
-    assert not made.takes(torch.zeros(8, 512, dtype=half)[::4]), "rows lie apart"
+    assert make_boxes().sums(torch.zeros(1, 4096, dtype=half))
+    assert make_boxes().sums(torch.zeros(4096, 4096, dtype=half))
+    assert not make_boxes().sums(torch.zeros(2, reduce.LANE_BYTES // 2 + 2, dtype=half)), "a row is longer than its mailbox"
+    assert not make_boxes().sums(torch.zeros(8, 512, dtype=half)[::4]), "rows lie apart"
+    assert not make_boxes().sums(torch.zeros(1, 7, dtype=half)), "rows travel as words of four bytes"
 
 
-def test_rows_of_odd_width_do_not():
-    assert not boxes().takes(torch.zeros(1, 7, dtype=torch.bfloat16))
+def test_more_ranks_sum_only_what_is_small_through_mailboxes(make_boxes):
+    rows = reduce.SMALL_BYTES // 2048
+    assert make_boxes(4).sums(torch.zeros(rows, 1024, dtype=torch.bfloat16))
+    assert not make_boxes(4).sums(torch.zeros(rows + 1, 1024, dtype=torch.bfloat16))
 
 
-def test_an_empty_mailbox_holds_words_that_mean_minus_zero():
-    for dtype, size in ((torch.float32, 4), (torch.bfloat16, 2), (torch.float16, 2)):
-        words = torch.full((1,), reduce.EMPTY[size], dtype=torch.int32)
+def test_logits_are_gathered_through_mailboxes(make_boxes):
+    out, part = torch.zeros(3, 149), torch.zeros(3, 75)
+    assert make_boxes().gathers(out, part)
+    assert not make_boxes().gathers(out.bfloat16(), part.bfloat16()), "their words hold two elements"
+    assert not make_boxes().gathers(out, torch.zeros(3, 150)[:, ::2])
+
+
+def test_an_empty_mailbox_holds_a_word_that_means_zero():
+    words = torch.full((1,), reduce.EMPTY, dtype=torch.int32)
+    for dtype in (torch.bfloat16, torch.float16):
         values = words.view(dtype)
         assert torch.equal(values, torch.zeros_like(values))
-        assert bool(torch.signbit(values).all())
+    assert abs(words.view(torch.float32).item()) < torch.finfo(torch.float32).tiny

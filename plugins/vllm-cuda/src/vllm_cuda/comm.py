@@ -1,4 +1,4 @@
-"""The family ``comm``: NCCL, and memory of the peers for small sums."""
+"""The family ``comm``: memory of the peers where they can be reached, else NCCL."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CudaCommunicator:
         self._meeting = Path(urlsplit(rendezvous).path)
         (unique, *_) = self._exchange("nccl", nccl.new_id() if rank == 0 else b"")
         self.nccl = nccl.Group(rank, world_size, unique)
-        self.mailboxes: dict[int, reduce.Mailboxes] = {}
+        self.mailboxes: reduce.Mailboxes | None = None
         self.without_mailboxes = ""
         self._stop: Callable[[], None] | None = None
         try:
@@ -109,29 +109,38 @@ def all_reduce_add_rms_norm(out: Tensor, residual: Tensor, x: Tensor, weight: Te
 
 
 def peer_all_reduce(x: Tensor, group: int) -> None:
-    """`all_reduce`, small ones through the peers' memory. Raises UnsupportedError where that cannot be reached."""
-    boxes = _mailboxes(x, group)
-    if boxes is None:
-        all_reduce(x, group)
-    else:
+    """`all_reduce` through the peers' memory. Raises UnsupportedError where that cannot be reached."""
+    boxes = _mailboxes(group)
+    if boxes is not None and boxes.sums(x):
         reduce.all_reduce(x, boxes)
+    else:
+        all_reduce(x, group)
+
+
+def peer_all_gather(out: Tensor, x: Tensor, group: int) -> None:
+    """`all_gather` through the peers' memory. Raises UnsupportedError where that cannot be reached."""
+    boxes = _mailboxes(group)
+    if boxes is not None and boxes.gathers(out, x):
+        reduce.all_gather(out, x, boxes)
+    else:
+        all_gather(out, x, group)
 
 
 def peer_all_reduce_add_rms_norm(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float, group: int) -> None:
-    """`all_reduce_add_rms_norm`, small ones in one kernel. Raises UnsupportedError where peers cannot be reached."""
-    boxes = _mailboxes(x, group)
-    if boxes is None:
-        all_reduce_add_rms_norm(out, residual, x, weight, eps, group)
-    else:
+    """`all_reduce_add_rms_norm`, in one kernel. Raises UnsupportedError where peers cannot be reached."""
+    boxes = _mailboxes(group)
+    if boxes is not None and boxes.sums(x):
         reduce.all_reduce_add_rms_norm(out, residual, x, weight, eps, boxes)
+    else:
+        all_reduce_add_rms_norm(out, residual, x, weight, eps, group)
 
 
-def _mailboxes(x: Tensor, group: int) -> reduce.Mailboxes | None:
-    """The mailboxes for a sum of x; None where it is not for them."""
+def _mailboxes(group: int) -> reduce.Mailboxes | None:
+    """The mailboxes of a group; None for a rank alone."""
     if not group:
         return None
     members = _groups[group]
-    if not members.mailboxes:
+    if members.mailboxes is None:
         raise UnsupportedError(
             "Memory of the peers cannot be reached",
             on=f"rank {members.rank} of {members.world_size}",
@@ -139,5 +148,4 @@ def _mailboxes(x: Tensor, group: int) -> reduce.Mailboxes | None:
             expected="GPUs of one host that map each other's memory",
             fix="--deny-provider vllm-cuda-peer; sums then go through NCCL",
         )
-    boxes = members.mailboxes[x.element_size()]
-    return boxes if boxes.takes(x) else None
+    return members.mailboxes

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,9 +15,13 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from vllm_core.api import POOLS, Communicator, Device, DeviceFacts, Eager, Event, Graph, MemoryBudgetError, MemoryStats, Pool
+from vllm_cuda.backends.offers import OWN
 
 STAGING_BYTES = 64 << 20
 """Pinned memory through which weights travel: two such buffers, one filled while the other is copied."""
+
+_LAUNCHER = "triton.backends.nvidia.driver:CudaLauncher"
+"""What starts a kernel; some versions of Triton compile it for each signature."""
 
 
 class _Event:
@@ -39,11 +45,22 @@ class _Event:
         return bool(self._event.query())
 
 
+class _NoGraph:
+    """What is captured in a rehearsal."""
+
+    def replay(self) -> None:
+        """Do nothing."""
+
+
 class _Storage:
     """The memory of a tensor, which this does not keep; views that outlive the tensor do."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._weak: Any = StorageWeakRef(tensor.untyped_storage())
+
+    def is_of(self, tensor: Tensor) -> bool:
+        """Whether it is that tensor's."""
+        return bool(self._weak.cdata == tensor.untyped_storage()._cdata)
 
     def get(self) -> torch.UntypedStorage | None:
         """The storage, while some tensor has it."""
@@ -60,6 +77,12 @@ class _Away:
     host: Tensor | None
 
 
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all captures: on each new one cuBLAS would take a workspace of its own, and keep it."""
+    return torch.cuda.Stream(device)
+
+
 class CudaDevice(Device):
     """One GPU, through torch's allocator. A pool's bytes count from allocation until the pool is released."""
 
@@ -72,15 +95,15 @@ class CudaDevice(Device):
         self.facts = facts
         self.torch_device = f"cuda:{facts.properties.get('index', '0')}"
         self._device = torch.device(self.torch_device)
-        torch.cuda.set_device(self._device)
+        self.make_current()
         self._own: dict[Pool, int] = dict.fromkeys(POOLS, 0)
         self._held: dict[Pool, list[_Storage]] = {pool: [] for pool in POOLS}
         self._away: dict[Pool, list[_Away]] = {pool: [] for pool in POOLS}
         self._peak = 0
         self._staging: list[tuple[Tensor, torch.cuda.Event]] = []
-        self._capture_stream: torch.cuda.Stream | None = None
         self._graph_pool: Any = None
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._rehearsing = False
 
     def allocate(self, pool: Pool, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return a zero-filled tensor. Raises MemoryBudgetError."""
@@ -93,10 +116,15 @@ class CudaDevice(Device):
         return tensor
 
     def adopt(self, pool: Pool, host: Tensor) -> Tensor:
-        """Copy a host tensor to the GPU through pinned memory. Raises MemoryBudgetError."""
-        if host.device == self._device:
-            return host
+        """Copy a host tensor to the GPU through pinned memory; one that is there is counted. Raises MemoryBudgetError."""
         size = host.numel() * host.element_size()
+        if host.device == self._device:
+            if any(one.is_of(host) for one in self._held[pool]):
+                return host
+            # A part would keep the whole that it was cut from.
+            target = host if host.untyped_storage().nbytes() == size else host.clone()
+            self._count(pool, size, target)
+            return target
         try:
             target = torch.empty(host.shape, dtype=host.dtype, device=self._device)
         except torch.cuda.OutOfMemoryError as error:
@@ -218,12 +246,13 @@ class CudaDevice(Device):
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """Capture ``work`` into a CUDA graph; graphs share one memory pool, since they replay one after the other."""
-        if self._capture_stream is None:
-            self._capture_stream = torch.cuda.Stream(self._device)
+        if self._rehearsing:
+            work()
+            return _NoGraph()
         if not self._graphs:
             # The pool goes with the last graph that uses it, and its name with the pool.
             self._graph_pool = torch.cuda.graph_pool_handle()
-        stream, graph = self._capture_stream, torch.cuda.CUDAGraph()
+        stream, graph = _capture_stream(self._device), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
@@ -235,21 +264,48 @@ class CudaDevice(Device):
         self._graphs.add(graph)
         return graph
 
+    def rehearsal(self, providers: frozenset[str]) -> AbstractContextManager[object] | None:
+        """Kernels of this package are compiled side by side; others' would run."""
+        from vllm_triton import ahead
+
+        return self._rehearse() if providers and providers <= OWN and ahead.possible() else None
+
+    @contextmanager
+    def _rehearse(self) -> Iterator[None]:
+        from vllm_cuda import few_rows
+        from vllm_triton import ahead
+
+        self._rehearsing = True
+        try:
+            with ahead.rehearsal(_LAUNCHER), few_rows.rehearsal():
+                yield
+        finally:
+            self._rehearsing = False
+
     def communicator(self, rank: int, world_size: int, rendezvous: str) -> Communicator:
         """Join a group over NCCL, with memory of the peers where they can be reached."""
         from vllm_cuda.comm import CudaCommunicator
 
         return CudaCommunicator(rank, world_size, rendezvous, self._device)
 
+    def make_current(self) -> None:
+        """The current device is a thread's."""
+        torch.cuda.set_device(self._device)
+
     def copy_to_peer(self, tensor: Tensor, peer: Device) -> Tensor:
         """Copy to another GPU: directly where the two reach each other, through pinned memory where not."""
-        assert isinstance(peer, CudaDevice), "another platform's device"
         target = torch.empty(tensor.shape, dtype=tensor.dtype, device=peer.torch_device)
-        here, there = self._device.index or 0, torch.device(peer.torch_device).index or 0
-        if here == there or torch.cuda.can_device_access_peer(there, here):
-            target.copy_(tensor, non_blocking=True)
-            return target
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        host.copy_(tensor)
-        target.copy_(host)
+        self.copy_into_peer(tensor, target, peer)
         return target
+
+    def copy_into_peer(self, source: Tensor, target: Tensor, peer: Device) -> None:
+        """`copy_to_peer` into memory that is there."""
+        from vllm_cuda.peer import why_not_direct
+
+        assert isinstance(peer, CudaDevice), "another platform's device"
+        if not why_not_direct(self._device, peer._device):
+            target.copy_(source, non_blocking=True)
+            return
+        host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        host.copy_(source)
+        target.copy_(host)

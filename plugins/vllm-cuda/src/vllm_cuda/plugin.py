@@ -27,15 +27,15 @@ from vllm_cuda.backends.families import ARCHITECTURES
 if TYPE_CHECKING:
     from vllm_core.api import Device
 
-INTERPRETED = "checked in Triton's interpreter and by compilation; attention and products of these not yet checked on a GPU"
+INTERPRETED = "checked in Triton's interpreter and by compilation, not yet on a GPU"
 
 CLAIMS: Mapping[str, Support] = MappingProxyType(
     {
         "dtype.float32": Full(),
         "dtype.bfloat16": Full(),
         "dtype.float16": Full(),
-        "kv_dtype.fp8": Partial(INTERPRETED, cases=("fp8", "fp8_e4m3", "fp8_e5m2")),
-        "kv_dtype.int8": Partial(INTERPRETED, cases=("int8",)),
+        "kv_dtype.fp8": Partial(f"fp8_e5m2: {INTERPRETED}", cases=("fp8", "fp8_e4m3", "fp8_e5m2")),
+        "kv_dtype.int8": Full(),
         "attention.decoder": Full(),
         "attention.sliding_window": Full(),
         "attention.soft_cap": Full(),

@@ -97,10 +97,13 @@ class StreamDevice(Device):
         return tensor
 
     def adopt(self, pool: Pool, host: Tensor) -> Tensor:
-        """Copy a host tensor to the device through pinned memory. Raises MemoryBudgetError."""
-        if host.device == self._device:
-            return host
+        """Copy a host tensor to the device through pinned memory; one that is there is counted. Raises MemoryBudgetError."""
         size = host.numel() * host.element_size()
+        if host.device == self._device:
+            # A part would keep the whole that it was cut from.
+            target = host if host.untyped_storage().nbytes() == size else host.clone()
+            self._count(pool, size)
+            return target
         try:
             target = torch.empty(host.shape, dtype=host.dtype, device=self._device)
         except torch.OutOfMemoryError as error:

@@ -5,6 +5,7 @@ The ops of the family ``comm`` are core's, which run over any communicator that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -24,11 +25,12 @@ _store: Any = distributed.FileStore  # type: ignore[attr-defined] # torch docume
 class GroupCommunicator:
     """A group of its own: torch's default group, which may be the user's, is left alone.
 
-    `backend` is the name of torch's class. Raises UnsupportedError where this torch was built without it.
+    `backend` is the name of torch's class, or makes a group of (store, rank, world size, timeout). Raises UnsupportedError
+    where this torch was built without that class.
     """
 
-    def __init__(self, backend: str, rank: int, world_size: int, rendezvous: str) -> None:
-        kind = getattr(distributed, backend, None)
+    def __init__(self, backend: str | Callable[..., Any], rank: int, world_size: int, rendezvous: str) -> None:
+        kind = getattr(distributed, backend, None) if isinstance(backend, str) else backend
         if kind is None:
             raise UnsupportedError(
                 "This torch has no collectives for the device",

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-import vllm_triton.kernels as own_kernels
+import vllm_triton.kernels as package
 from vllm_triton.versions import numbers
 
 MAX_THREADS = 1 << 16
@@ -122,14 +121,20 @@ class OfflineDriver:
 
 
 def _described(value: Any) -> Any:
-    return Shape(tuple(value.shape), value.element_size()) if isinstance(value, torch.Tensor) else value
+    return Shape(tuple(value.shape), value.element_size()) if hasattr(value, "element_size") else value
+
+
+def own_kernels() -> Iterator[JITFunction[Any]]:
+    """Each kernel of this distribution, and each function that they share."""
+    for module in pkgutil.iter_modules(package.__path__):
+        for value in vars(importlib.import_module(f"{package.__name__}.{module.name}")).values():
+            # Names are imported from module to module; each kernel is looked at where it was written.
+            if isinstance(value, JITFunction) and value.fn.__module__.endswith(f".{module.name}"):
+                yield value
 
 
 def compiled() -> Iterator[Compiled]:
     """All that this process has compiled of this distribution's kernels."""
-    for module in pkgutil.iter_modules(own_kernels.__path__):
-        for value in vars(importlib.import_module(f"{own_kernels.__name__}.{module.name}")).values():
-            # Names are imported from module to module; each kernel is looked at where it was written.
-            if isinstance(value, JITFunction) and value.fn.__module__.endswith(f".{module.name}") and 0 in value.device_caches:
-                for one in value.device_caches[0][0].values():
-                    yield Compiled(value.fn.__name__, one.metadata, dict(one.asm))
+    for kernel in own_kernels():
+        for one in kernel.device_caches[0][0].values() if 0 in kernel.device_caches else ():
+            yield Compiled(kernel.fn.__name__, one.metadata, dict(one.asm))

@@ -8,11 +8,14 @@ a part of the chip. It knows nothing of caches, of instruction issue or of clock
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 from vllm_triton.offline import Launch, Shape
+from vllm_triton.ops.linear import FEW
+from vllm_triton.workload import Model, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,41 @@ def predicted_s(work: Work, tiling: Tiling, chip: Chip, resident: int) -> float:
     tail = 1.0 if rounds <= 1.0 else ceil(rounds) / rounds
     busy = min(1.0, tiling.programs / chip.units)
     return max(work.num_bytes / bandwidth, tiling.issued / (chip.matrix_rate * busy) * tail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """A whole step, in microseconds: the chip's roofline, and with what tiles cost (0 where that is not known). Predicted;
+    launches cost nothing here."""
+
+    step: str
+    launches: int
+    floor_us: float
+    predicted_us: float
+
+
+def step_time(
+    name: str,
+    model: Model,
+    step: Step,
+    launches: Sequence[tuple[int, Launch]],
+    chip: Chip,
+    resident: Callable[[Launch], int] | None = None,
+) -> StepTime:
+    """What ``launches``, each with its number in the step, take; ``resident`` programs fit on a unit at a time."""
+    floor = predicted = 0.0
+    for repeats, launch in launches:
+        judged = judge(launch, step.context, step.tokens)
+        if judged is not None:
+            floor += repeats * floor_s(judged[0], chip)
+            predicted += repeats * predicted_s(*judged, chip, resident(launch)) if resident is not None else 0.0
+    # Products of many rows are a library's: counted at the roofline in both.
+    library = [(model.layers, model.layer_weights, step.tokens)] if step.tokens > FEW else []
+    library += [(1, model.head_weights, step.rows)] if step.rows > FEW else []
+    work = sum(repeats * floor_s(Work(2 * size, 2 * size * rows), chip) for repeats, size, rows in library)
+    total = predicted + work if resident is not None else 0.0
+    count = sum(repeats for repeats, _ in launches)
+    return StepTime(step=name, launches=count, floor_us=(floor + work) * 1e6, predicted_us=total * 1e6)
 
 
 def judge(launch: Launch, step_context: int, step_tokens: int) -> tuple[Work, Tiling] | None:

@@ -84,6 +84,8 @@ class Tuning:
     fp8: bool = False
     """Whether the compiler converts float8e4nv itself."""
     quantised: Quantised = Quantised(32, 2)
+    kv_dtypes: frozenset[str] | None = None
+    """Dtypes of the KV cache that the platform has tried; None: all that kernels read."""
 
     @property
     def dependent(self) -> dict[str, bool]:

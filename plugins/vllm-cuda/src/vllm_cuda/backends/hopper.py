@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllm_cuda.tiles import BAND, Tile, tile_within
 from vllm_triton.portable import split_of
 from vllm_triton.tuning import Decode, Extend, FewRows, OneRow, Quantised, Tuning
 
@@ -16,15 +17,58 @@ def one_row(rows: int, columns: int) -> OneRow:
 
 
 def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:
-    """Within 5 % of the best of 30 at each shape of Qwen3 0.6B and 8B, for 8 and for 64 rows."""
-    block_m = 16 if count <= 16 else 64 if count <= 64 else 128
+    """Within 5 % of the best of 30 at each shape of Qwen3 0.6B and 8B, for 64 rows.
+
+    Fewer rows take the same tiles: those of 16 rows were slower in a chain of layers, by 10 % (8B) and 45 % (0.6B).
+    """
+    block_m = 64 if count <= 64 else 128
     if rows >= 65536:
-        return FewRows(block_m, 64, 64, 4, 5, 1, 0)
+        return FewRows(16 if count <= 16 else block_m, 64, 64, 4, 5, 1, 0)
     if rows < 2048 and columns % 512 == 0:
         block_k = 256 if block_m <= 64 else 128
         return FewRows(block_m, 16, block_k, 4, 4, split_of(rows, columns, 16, block_k), AHEAD_BYTES)
-    block_n = 32 if gated and (columns <= 2048 or count <= 16) else 64
+    block_n = 32 if gated and columns <= 2048 else 64
     return FewRows(block_m, block_n, 128, 4, 4, split_of(rows, columns, block_n, 128), AHEAD_BYTES)
+
+
+PROGRAMS = 132
+"""Multiprocessors of the chip that `streamed` was measured on: its programs are one wave there."""
+
+CLUSTERS = {2: 66, 3: 39}
+"""Clusters of so many programs that run there at once, one program a multiprocessor."""
+
+WIDE_RINGS, NARROW_RINGS = 128 << 10, 96 << 10
+"""Bytes of shared memory of a program. A multiprocessor has room for one of each: a product that follows another at once is
+narrow, so that its weight is on the way while the other drains. It has none for two wide ones: the programs of a product
+never share one while another is idle."""
+
+MOST_ROWS = {1: 256, 2: 192, 3: 192}
+"""Rows of the weight in a tile, by the programs of a cluster."""
+
+
+def streamed(count: int, rows: int, columns: int, gated: bool, multiprocessors: int) -> Tile | None:
+    """Tile of `vllm_cuda.few_rows` for a product; None where `few_rows` was measured to be as fast, or nothing was measured.
+
+    The products of Qwen3 8B's layers, one after the other in a graph, took 110.9 us a layer for 64 rows, and 117.5 by
+    `few_rows`; halves of them, for two ranks, 64.4 and 67.5. Smaller weights, and those of a vocabulary, were not faster; nor
+    was one row, which is `one_row`'s: a step took 4.7 ms by this kernel, 4.3 by that.
+    """
+    bands = -(-count // BAND)
+    if multiprocessors != PROGRAMS or rows >= 65536 or rows * columns < 12 << 20:
+        return None
+    if count < 2 or bands > (2 if gated else 1):
+        return None
+    if gated:
+        cluster, wanted = 1, 16 * -(-rows // (PROGRAMS * 8))
+    else:
+        cluster, wanted = 2, 16 * -(-rows // (CLUSTERS[2] * 16))
+        if wanted < 64:
+            # Few rows of the weight in a tile: x would take as much of the way as the weight.
+            cluster, wanted = 3, 24 * -(-rows // (CLUSTERS[3] * 24))
+    if wanted > MOST_ROWS[cluster]:
+        return None
+    ring = NARROW_RINGS if columns > rows and not gated else WIDE_RINGS
+    return tile_within(ring, wanted, cluster, bands, 4 if bands == 1 else 2)
 
 
 TUNING = Tuning(

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_core.api import Accepted, CallSite, DeviceFacts, Offer, Rejected, Verdict
-from vllm_cuda.backends.families import family_of
+from vllm_cuda.backends.families import HOPPER, family_of
+from vllm_cuda.nvrtc import installed
 from vllm_triton import offers as shared
 
 PROVIDER = "vllm-cuda"
+HOPPER_PROVIDER = f"{PROVIDER}-hopper"
+OWN = frozenset({PROVIDER, HOPPER_PROVIDER})
+"""Providers whose kernels are all of this distribution and of vllm-triton."""
+
 _COMM = "vllm_cuda.comm"
 _DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
@@ -18,14 +23,37 @@ def offers(device: DeviceFacts) -> Sequence[Offer]:
     family = family_of(device.architecture)
     if device.device_type != "cuda" or family is None:
         return ()
-    return (*shared.offers(PROVIDER, family.architectures), *_comm(device, frozenset(family.architectures)))
+    built = frozenset(family.architectures)
+    streamed = (_streamed(installed()),) if family is HOPPER else ()
+    return (*streamed, *shared.offers(PROVIDER, family.architectures), *_comm(device, built))
+
+
+def _streamed(compiler: bool) -> Offer:
+    """Products whose weights bulk copies bring; those of other shapes go the way of `PROVIDER`."""
+    names = ("linear_pack", "linear", "linear_add", "rms_norm_linear", "gated_linear", "rms_norm_gated_linear")
+
+    def accepts(site: CallSite) -> Verdict:
+        return (
+            Accepted()
+            if compiler
+            else Rejected("compiler", "NVRTC, which CUDA builds of torch bring along", "none is installed")
+        )
+
+    return Offer(
+        provider=HOPPER_PROVIDER,
+        ops={name: f"vllm_cuda.linear:{name}" for name in names},
+        dtypes=frozenset({"bfloat16"}),
+        architectures=frozenset(HOPPER.architectures),
+        priority=10,
+        accepts=accepts,
+    )
 
 
 def _comm(device: DeviceFacts, built: frozenset[str]) -> Sequence[Offer]:
     """Sums through the peers' memory before NCCL's, where the probe saw that this device reaches its peers."""
     names = ("all_reduce", "all_gather", "reduce_scatter", "all_reduce_add_rms_norm")
     plain = {name: f"{_COMM}:{name}" for name in names}
-    through_peers = plain | {name: f"{_COMM}:peer_{name}" for name in ("all_reduce", "all_reduce_add_rms_norm")}
+    through_peers = plain | {name: f"{_COMM}:peer_{name}" for name in names if name != "reduce_scatter"}
     reached = [peer for peer, link in device.links.items() if link.startswith("peer")]
     far = [peer for peer, link in device.links.items() if not link.startswith("peer")]
 

@@ -77,11 +77,8 @@ def tile_of(
 
 
 @triton.jit
-def scales_of(
-    scales, block_table, row, table_stride, scale_stride, start, keys, length, kv_head, HK: tl.constexpr, TPB: tl.constexpr
-):  # fmt: skip
-    """float32 scales [N] of keys and of values of tokens ``keys``, which begin at ``start``."""
-    there = keys < length
+def scales_of(scales, block_table, row, table_stride, scale_stride, keys, there, kv_head, HK: tl.constexpr, TPB: tl.constexpr):
+    """float32 scales [N] of keys and of values of tokens ``keys``, 0 but where they are ``there``."""
     blocks = tl.load(block_table + row * table_stride + keys // TPB, mask=there, other=0).to(tl.int64)
     at = scales + blocks * scale_stride + kv_head * TPB + keys % TPB
     return tl.load(at, mask=there, other=0.0), tl.load(at + HK * TPB, mask=there, other=0.0)
@@ -90,17 +87,20 @@ def scales_of(
 @triton.jit
 def extend_span(
     q, total, largest, acc, cache, scales, block_table, row, table_stride, block_stride, scale_stride, kv_head, position, low,
-    high, length, scale, soft_cap, window, HK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr,
+    high, oldest, length, scale, soft_cap, window, HK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr,
     BLOCK_N: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
     FP8: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
-    """Attend to keys low .. high, both multiples of BLOCK_N."""
+    """Attend to keys low .. high, both multiples of BLOCK_N; ``oldest`` is the first query's position."""
     for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
         keys = start + tl.arange(0, BLOCK_N)
+        there = keys < length
+        if WINDOW:
+            there &= keys > oldest - window
         at = tile_of(cache, block_table, row, table_stride, block_stride, start, kv_head, HK, D, BLOCK_D, TPB, BLOCK_N)
         if MASK or BLOCK_D != D:
-            # A tile may reach past the sequence, into slots that were never written.
-            inside = (keys < length)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+            # A tile may reach past the sequence, or before the window: to slots that hold anything, NaN too.
+            inside = there[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
             k = tl.load(cache + at, mask=inside, other=0)
             v = tl.load(cache + at + HK * TPB * D, mask=inside, other=0)
         else:
@@ -109,7 +109,7 @@ def extend_span(
         k_scale, v_scale = 1.0, 1.0
         if KIND == INT8:
             k_scale, v_scale = scales_of(
-                scales, block_table, row, table_stride, scale_stride, start, keys, length, kv_head, HK, TPB
+                scales, block_table, row, table_stride, scale_stride, keys, there, kv_head, HK, TPB
             )  # fmt: skip
         k, v = widened(k, q, KIND, FP8), widened(v, q, KIND, FP8)
         product = scores(q, k, k_scale, position, keys, scale, soft_cap, window, CAP, WINDOW, MASK, KIND)
@@ -178,18 +178,18 @@ def extend(
         full_to = tl.maximum(full_to, full_from)
         total, largest, acc = extend_span(
             query, total, largest, acc, cache, scales, block_table, row, table_stride, block_stride, scale_stride, kv_head,
-            position, begin_keys, full_from, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True,
-            KIND, FP8, STAGES
+            position, begin_keys, full_from, oldest, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW,
+            True, KIND, FP8, STAGES
         )  # fmt: skip
     total, largest, acc = extend_span(
         query, total, largest, acc, cache, scales, block_table, row, table_stride, block_stride, scale_stride, kv_head,
-        position, full_from, full_to, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, False, KIND,
-        FP8, STAGES
+        position, full_from, full_to, oldest, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, False,
+        KIND, FP8, STAGES
     )  # fmt: skip
     total, largest, acc = extend_span(
         query, total, largest, acc, cache, scales, block_table, row, table_stride, block_stride, scale_stride, kv_head,
-        position, full_to, end_keys, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True, KIND,
-        FP8, STAGES
+        position, full_to, end_keys, oldest, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True,
+        KIND, FP8, STAGES
     )  # fmt: skip
     result = acc / total[:, None]
     target = out + token[:, None] * out_token + head[:, None] * out_head + columns[None, :]
@@ -267,11 +267,14 @@ def decode(
     for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
         keys = start + tl.arange(0, BLOCK_N)
         at = tile_of(cache, block_table, row, table_stride, block_stride, start, kv_head, HK, D, BLOCK_D, TPB, BLOCK_N)
-        there = (keys < length)[:, None] & (columns < D)[None, :]
+        seen = keys < length
+        if WINDOW:
+            seen &= keys >= length - window
+        there = seen[:, None] & (columns < D)[None, :]
         k_scale, v_scale = 1.0, 1.0
         if KIND == INT8:
             k_scale, v_scale = scales_of(
-                scales, block_table, row, table_stride, scale_stride, start, keys, length, kv_head, HK, TPB
+                scales, block_table, row, table_stride, scale_stride, keys, seen, kv_head, HK, TPB
             )  # fmt: skip
         k = widened(tl.load(cache + at, mask=there, other=0), query, KIND, FP8)
         v = widened(tl.load(cache + at + HK * TPB * D, mask=there, other=0), query, KIND, FP8)

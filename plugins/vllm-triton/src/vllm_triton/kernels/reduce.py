@@ -1,9 +1,13 @@
-"""Sums over the ranks of one host through memory that every rank can write to, one program a row.
+"""Sums and gathers over the ranks of one host through memory that every rank can write to: mailboxes.
 
-A program writes its row into a mailbox of each other rank and reads its own mailboxes until the rows of the others are
-there: an empty mailbox holds words that no rank sends, so that neither flags nor fences are needed. Rows are added in the
-order of ranks, so that every rank has the same bits. Mailboxes rotate over three calls. A call empties those of the call
-before: a rank writes to them two calls later, when it has read a row that this rank sent after it had emptied them.
+A program is a lane: it takes rows `lane`, `lane + lanes`, ... one after the other, on every rank the same. It writes its row
+into a mailbox of each other rank and reads its own until the rows of the others are there: an empty mailbox holds words that
+no rank sends, so that neither flags nor fences are needed. What was read is emptied at once. The mailboxes of a lane rotate
+over three rows: a rank writes to one again when it has read a row that the owner sent after it had emptied that one, and
+another row of the owner's in between. Lanes start in the order of their numbers, so the first unfinished one of all is always
+running on every rank, however few fit.
+
+Every rank sends all it has to each other one. Two ranks cannot do with fewer bytes; more of them can, beyond small sums.
 """
 
 from __future__ import annotations
@@ -14,15 +18,21 @@ import triton.language as tl
 from vllm_triton.kernels.pdl import trigger, wait
 
 PHASES = tl.constexpr(3)
+EMPTY = tl.constexpr(-0x7FFF8000)
+"""The word of an empty mailbox, 0x80008000: minus zero twice in 16 bits, in 32 the negative number 4.6e-41."""
 SPINS = tl.constexpr(65536)
 """Reads of a mailbox between two looks at `stop`, which lies in memory of the host."""
+GIVEN_UP = tl.constexpr(-1)
+"""The phase of a lane that saw `stop`: it waits no more, in this call and in all that follow."""
 
 
 @triton.jit
-def _receive(box, mask, stop, EMPTY: tl.constexpr):
-    """Words of a mailbox once none is empty, or whatever is there when somebody says stop."""
+def _receive(box, mask, phase, stop):
+    """Words of a mailbox once none is empty, which are emptied; whatever is there when somebody says stop. And the phase."""
     got = tl.load(box, mask=mask, other=0, volatile=True)
     missing = tl.max((got == EMPTY).to(tl.int32), 0)
+    if phase == GIVEN_UP:
+        missing = 0
     spins = 0
     while missing > 0:
         got = tl.load(box, mask=mask, other=0, volatile=True)
@@ -30,11 +40,38 @@ def _receive(box, mask, stop, EMPTY: tl.constexpr):
         spins += 1
         if spins % SPINS == 0:
             if tl.load(stop, volatile=True) != 0:
+                phase = GIVEN_UP
                 missing = 0
-    return got
+    tl.store(box, tl.full(got.shape, EMPTY, tl.int32), mask=mask)
+    return got, phase
 
 
 @triton.jit
+def _mailbox(base, phase, rank, offset, slot_words, WORLD: tl.constexpr):
+    """Where the words from `rank` lie in the memory at ``base``; the hint makes them travel 16 bytes at a time."""
+    slot = base.to(tl.pointer_type(tl.int32)) + (phase * WORLD + rank).to(tl.int64) * slot_words
+    return tl.multiple_of(slot + offset, 16)
+
+
+@triton.jit
+def _send(bases, words, mask, offset, slot_words, phase, RANK: tl.constexpr, WORLD: tl.constexpr):
+    """Write this rank's words into its mailbox of each other rank."""
+    for rank in tl.static_range(WORLD):
+        if rank != RANK:
+            box = _mailbox(tl.load(bases + rank), phase, RANK, offset, slot_words, WORLD)
+            tl.store(box, words, mask=mask)
+
+
+@triton.jit
+def _next(phase):
+    """The phase of the next row; a lane that has given up stays so."""
+    following = (phase + 1) % PHASES
+    if phase == GIVEN_UP:
+        following = phase
+    return following
+
+
+@triton.jit(do_not_specialize=["rows"])
 def all_reduce(
     out,
     residual,
@@ -42,63 +79,115 @@ def all_reduce(
     weight,
     eps,
     bases,
-    epochs,
+    phases,
     stop,
+    rows,
     slot_words,
+    lane_words,
     RANK: tl.constexpr,
     WORLD: tl.constexpr,
-    EMPTY: tl.constexpr,
     PACK: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Of row [SIZE]: x = sum over ranks; with NORM instead residual += that sum and out = its RMS norm.
+    """Of rows [rows, SIZE]: x = sum over ranks; with NORM instead residual += that sum and out = its RMS norm.
 
-    Rows travel as int32 words of PACK elements; a word that means an empty mailbox is sent as zeros, which is what it was.
+    Rows travel as int32 words of PACK elements; a word that means an empty mailbox is sent as zeros. They are added in the
+    order of ranks, so that every rank has the same bits. A slot has `slot_words` words, `lane_words` for each lane.
     """
     trigger(PDL)
-    row = tl.program_id(0)
+    lane = tl.program_id(0)
     words = tl.arange(0, BLOCK // PACK)
     sent = words < SIZE // PACK
     columns = tl.arange(0, BLOCK)
     mask = columns < SIZE
-    at = row.to(tl.int64) * SIZE + columns
-    word = tl.pointer_type(tl.int32)
+    here = tl.load(bases + RANK)
+    offset = lane.to(tl.int64) * lane_words + words
     if NORM:
         w = tl.load(weight + columns, mask=mask, other=0.0)
     wait(PDL)
-    epoch = tl.load(epochs + row) + 1
-    phase = epoch % PHASES
-    before = (epoch + PHASES - 1) % PHASES
-    place = row.to(tl.int64) * (SIZE // PACK) + words
-    mine = tl.load(x.to(word) + place, mask=sent, other=0)
-    mine = tl.where(mine == EMPTY, 0, mine)
-    for rank in tl.static_range(WORLD):
-        if rank != RANK:
-            box = tl.load(bases + rank).to(word) + (phase * WORLD + RANK).to(tl.int64) * slot_words
-            tl.store(box + place, mine, mask=sent)
-    here = tl.load(bases + RANK).to(word)
-    total = tl.zeros([BLOCK], tl.float32)
-    for rank in tl.static_range(WORLD):
-        if rank == RANK:
-            theirs = mine
+    phase = tl.load(phases + lane)
+    row = lane
+    while row < rows:
+        begin = row.to(tl.int64) * SIZE
+        phase = _next(phase)
+        slot = tl.maximum(phase, 0)
+        mine = tl.load(x.to(tl.pointer_type(tl.int32)) + begin // PACK + words, mask=sent, other=0)
+        mine = tl.where(mine == EMPTY, 0, mine)
+        _send(bases, mine, sent, offset, slot_words, slot, RANK, WORLD)
+        if NORM:
+            before = tl.load(residual + begin + columns, mask=mask, other=0.0).to(tl.float32)
+        total = tl.zeros([BLOCK], tl.float32)
+        for rank in tl.static_range(WORLD):
+            if rank == RANK:
+                theirs = mine
+            else:
+                box = _mailbox(here, slot, rank, offset, slot_words, WORLD)
+                theirs, phase = _receive(box, sent, phase, stop)
+            total += _unpack(theirs, x.dtype.element_ty, PACK).to(tl.float32)
+        if NORM:
+            rounded = (before + total).to(residual.dtype.element_ty)
+            tl.store(residual + begin + columns, rounded, mask=mask)
+            value = rounded.to(tl.float32)
+            scale = tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
+            tl.store(out + begin + columns, ((scale * value) * w).to(out.dtype.element_ty), mask=mask)
         else:
-            empty = here + (before * WORLD + rank).to(tl.int64) * slot_words + place
-            tl.store(empty, tl.full([BLOCK // PACK], EMPTY, tl.int32), mask=sent)
-            box = here + (phase * WORLD + rank).to(tl.int64) * slot_words + place
-            theirs = _receive(box, sent, stop, EMPTY)
-        total += _unpack(theirs, x.dtype.element_ty, PACK).to(tl.float32)
-    tl.store(epochs + row, epoch)
-    if NORM:
-        rounded = (tl.load(residual + at, mask=mask, other=0.0).to(tl.float32) + total).to(residual.dtype.element_ty)
-        tl.store(residual + at, rounded, mask=mask)
-        value = rounded.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
-        tl.store(out + at, ((scale * value) * w).to(out.dtype.element_ty), mask=mask)
-    else:
-        tl.store(x + at, total.to(x.dtype.element_ty), mask=mask)
+            tl.store(x + begin + columns, total.to(x.dtype.element_ty), mask=mask)
+        row += tl.num_programs(0)
+    tl.store(phases + lane, phase)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def all_gather(
+    out,
+    x,
+    bases,
+    phases,
+    stop,
+    rows,
+    width,
+    slot_words,
+    lane_words,
+    RANK: tl.constexpr,
+    WORLD: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out [rows, width] = the first columns of the ranks' x [rows, SIZE] side by side; elements of 32 bits, as int32.
+
+    Rows travel in pieces of BLOCK words.
+    """
+    trigger(PDL)
+    lane = tl.program_id(0)
+    words = tl.arange(0, BLOCK)
+    here = tl.load(bases + RANK)
+    offset = lane.to(tl.int64) * lane_words + words
+    pieces: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    wait(PDL)
+    phase = tl.load(phases + lane)
+    piece = lane
+    while piece < rows * pieces:
+        row = (piece // pieces).to(tl.int64)
+        columns = piece % pieces * BLOCK + words
+        sent = columns < SIZE
+        phase = _next(phase)
+        slot = tl.maximum(phase, 0)
+        mine = tl.load(x + row * SIZE + columns, mask=sent, other=0)
+        mine = tl.where(mine == EMPTY, 0, mine)
+        _send(bases, mine, sent, offset, slot_words, slot, RANK, WORLD)
+        for rank in tl.static_range(WORLD):
+            if rank == RANK:
+                theirs = mine
+            else:
+                box = _mailbox(here, slot, rank, offset, slot_words, WORLD)
+                theirs, phase = _receive(box, sent, phase, stop)
+            at = rank * SIZE + columns
+            tl.store(out + row * width + at, theirs, mask=sent & (at < width))
+        piece += tl.num_programs(0)
+    tl.store(phases + lane, phase)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vllm_triton.kernels import attention
 from vllm_triton.ops.cache import KV
-from vllm_triton.ops.launch import Scratch, power_of_2
+from vllm_triton.ops.launch import Scratch, filled, power_of_2
 from vllm_triton.tuning import Extend, active
 
 MAX_SPLITS = 64
@@ -128,7 +128,7 @@ def _decode(
     tuning = chip.decode
     num_rows, num_heads = seq_lens.shape[0], q.shape[1]
     splits = splits_of(num_rows, kv.num_heads, min(max_seq_len, masks[2] or max_seq_len))
-    cells = num_rows * num_heads * splits
+    cells = filled(num_rows * num_heads * splits)
     scratch, locks = _SCRATCH.get(q.device), _LOCKS.get(q.device)
     if 4 * cells * (kv.head_size + 1) > scratch.numel() or 4 * num_rows * kv.num_heads > locks.numel():
         splits, cells = 1, 0

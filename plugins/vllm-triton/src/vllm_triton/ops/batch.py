@@ -10,6 +10,7 @@ from torch import Tensor
 from vllm_core.api import BatchState, StepInputs
 from vllm_core.api import batch as layout
 from vllm_triton.kernels import batch
+from vllm_triton.ops.launch import filled
 from vllm_triton.tuning import active
 
 _HEADER = layout.HEADER_WORDS
@@ -77,15 +78,18 @@ def build_step(state: BatchState, packed: Tensor, header: Sequence[int]) -> Step
     longest, most = header[layout.H_MAX_SEQ], header[layout.H_MAX_QUERY]
     steps = _HEADER + header[layout.H_ADMITTED] * layout.ADMIT_WORDS + header[layout.H_TOKENS]
     steps += 4 * header[layout.H_BLOCKS] + 5 * header[layout.H_EXTRA]
-    narrow = torch.empty(2 * tokens + 3 * rows + 1 + sampled, dtype=torch.int32, device=packed.device)
-    token_ids, positions, slots, query_start, seq_lens, sample_lengths = narrow.split(
-        (tokens, tokens, rows, rows + 1, rows, sampled)
+    counts = (tokens, tokens, rows, rows + 1, rows, sampled)
+    sizes = [filled(count) for count in counts]
+    narrow = torch.empty(sum(sizes), dtype=torch.int32, device=packed.device).split(sizes)
+    token_ids, positions, slots, query_start, seq_lens, sample_lengths = (
+        piece[:count] for piece, count in zip(narrow, counts, strict=True)
     )
-    wide = torch.empty(2 * sampled, dtype=torch.int64, device=packed.device)
-    sample_rows, sample_slots = wide[:sampled], wide[sampled:]
+    wide = torch.empty((2, filled(sampled)), dtype=torch.int64, device=packed.device)
+    sample_rows, sample_slots = wide[0, :sampled], wide[1, :sampled]
     dependent = active().dependent
     if rows:
-        block = min(_TOKENS, max(16, 1 << (most - 1).bit_length()))
+        # Two variants of the kernel: a tile of one lane is as quick as the smallest that there is.
+        block = 16 if most == 1 else _TOKENS
         batch.build_rows[(rows, -(-most // block))](
             token_ids,
             positions,

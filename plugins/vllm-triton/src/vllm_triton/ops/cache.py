@@ -38,7 +38,7 @@ class KV:
 
 def kv_bind(memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, tokens_per_block: int) -> KV:
     """View uint8 [num_blocks, block_bytes]. Raises UnsupportedError for what no kernel reads."""
-    _supported("KV dtype", dtype, ITEM_BYTES, "choose another --kv-cache-dtype")
+    _supported("KV dtype", dtype, active().kv_dtypes or ITEM_BYTES, "choose another --kv-cache-dtype")
     _supported("Head size", head_size, HEAD_SIZES, "use --provider attention=reference")
     _supported("Block size", tokens_per_block, BLOCK_SIZES, "choose another --block-size")
     expected = block_bytes_of(num_kv_heads, head_size, dtype, tokens_per_block)

@@ -11,6 +11,14 @@ def power_of_2(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
+def filled(count: int) -> int:
+    """The next multiple of 4: numbers of 4 bytes or more that come after so many begin at a multiple of 16 bytes.
+
+    Kernels are compiled once for pointers that do and once for those that do not; where all do, steps of every size share one.
+    """
+    return (count + 3) & ~3
+
+
 class Scratch:
     """Memory of a fixed size per device, made once and never moved: captured steps keep its address."""
 

@@ -9,7 +9,7 @@ from vllm_core.api import BatchState, Logprobs
 from vllm_core.api import batch as layout
 from vllm_triton.kernels import adjust, filter, logprobs
 from vllm_triton.kernels import sample as kernels
-from vllm_triton.ops.launch import Scratch, power_of_2
+from vllm_triton.ops.launch import Scratch, filled, power_of_2
 from vllm_triton.tuning import active
 
 CHUNK = 4096
@@ -34,8 +34,9 @@ def sample(
         return
     chunks = -(-vocabulary // CHUNK)
     dependent = active().dependent
-    floats = torch.empty(rows * (chunks + 1), dtype=torch.float32, device=logits.device)
-    largest, highest = floats[: rows * chunks], floats[rows * chunks :]
+    cells = filled(rows * chunks)
+    floats = torch.empty(cells + rows, dtype=torch.float32, device=logits.device)
+    largest, highest = floats[:cells], floats[cells:]
     where = torch.empty(rows * chunks, dtype=torch.int32, device=logits.device)
     block = power_of_2(chunks)
     kernels.measure[(rows, chunks)](largest, where, logits, vocabulary, chunks, BLOCK=CHUNK, num_warps=8, **dependent)
@@ -184,7 +185,7 @@ def log_probabilities(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
     if rows:
         chunks = -(-vocabulary // CHUNK)
         dependent = active().dependent
-        floats = torch.empty((2, rows * chunks), dtype=torch.float32, device=device)
+        floats = torch.empty((2, filled(rows * chunks)), dtype=torch.float32, device=device)
         above = torch.empty(rows * chunks, dtype=torch.int32, device=device)
         best = torch.empty(max(1, rows * chunks * taken), dtype=torch.int64, device=device)
         found = (floats[0], floats[1], above, best, logits, tokens, vocabulary, chunks, taken)

@@ -1,0 +1,117 @@
+// What Hopper (sm_90a) has for kernels that bring their data themselves: bulk tensor copies, barriers that count their bytes,
+// clusters, dependent launch, and products of warp groups.
+//
+// PTX ISA: "cp.async.bulk.tensor", "mbarrier", "barrier.cluster", "mapa", "griddepcontrol", "createpolicy", "Asynchronous
+// Warpgroup Level Matrix Multiply-Accumulate".
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
+// Of this program's shared memory, whose size the launch says.
+__device__ __forceinline__ u32 shared_address() {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    return (u32)__cvta_generic_to_shared(memory);
+}
+
+// Of the same place in the shared memory of another program of the cluster.
+__device__ __forceinline__ u32 shared_address_of(int rank, u32 address) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    u32 done = 0;
+    while (!done) {
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+    }
+}
+
+__device__ __forceinline__ void bring(u32 target, const TensorMap& map, int column, int row, u32 barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], "
+        "[%4], %5;" ::"r"(target),
+        "l"(&map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+        : "memory");
+}
+
+__device__ __forceinline__ u64 read_once() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ u64 read_again() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+__device__ __forceinline__ void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// After barriers are set up: copies and the other programs of the cluster see them.
+__device__ __forceinline__ void show_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void store_to_cluster(u32 address, const float* value) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value[0]), "f"(value[1]), "f"(value[2]),
+                 "f"(value[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ void add_from_shared(float* sum, u32 address) {
+    float a, b, c, d;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(address) : "memory");
+    sum[0] += a, sum[1] += b, sum[2] += c, sum[3] += d;
+}
+
+__device__ __forceinline__ void begin_multiplying() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void wait_for_products() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// The compiler must not read a sum before this.
+__device__ __forceinline__ void settle(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
+
+// Shared memory descriptor of a tile whose rows of 128 bytes are swizzled: groups of 8 rows lie 1024 bytes apart.
+__device__ __forceinline__ u64 descriptor(u32 address) {
+    return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+}
+
+__device__ __forceinline__ float widened(u32 bits) { return __uint_as_float(bits << 16); }
+
+__device__ __forceinline__ u32 narrowed(float low, float high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}

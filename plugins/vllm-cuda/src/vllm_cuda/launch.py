@@ -1,0 +1,101 @@
+"""Kernels in machine code: loaded, and launched with clusters and dependent launch, through the driver.
+
+CUDA driver API, "Module Management", "Execution Control" and "Tensor Map Object Management".
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from vllm_cuda.driver import Driver
+
+_MAX_DYNAMIC_SHARED, _SHARED_CARVEOUT, _ALL = 8, 9, 100
+_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
+_BFLOAT16, _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_256B, _FILL_WITH_ZERO = 9, 0, 3, 3, 0
+
+
+class TensorMap(ctypes.Structure):
+    """How a bulk tensor copy finds the elements of a matrix; opaque, passed to a kernel by value."""
+
+    _fields_ = (("opaque", ctypes.c_uint64 * 16),)
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+@cache
+def _driver() -> Driver:
+    return Driver()
+
+
+def tensor_map(address: int, rows: int, columns: int, stride: int, box_rows: int, box_columns: int) -> TensorMap:
+    """Map of a bfloat16 matrix [rows, columns], whose rows lie ``stride`` elements apart, in boxes that are swizzled.
+
+    A box's row is at most 128 bytes. What lies outside of the matrix is read as zero. Raises DriverError where address or
+    stride is no multiple of 16 bytes.
+    """
+    # The driver wants it at a multiple of 64 bytes.
+    memory = (ctypes.c_uint64 * 24)()
+    aligned = TensorMap.from_buffer(memory, -ctypes.addressof(memory) % 64)
+    _driver().call(
+        "cuTensorMapEncodeTiled",
+        ctypes.byref(aligned),
+        ctypes.c_int(_BFLOAT16),
+        ctypes.c_uint(2),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * 2)(columns, rows),
+        (ctypes.c_uint64 * 1)(stride * 2),
+        (ctypes.c_uint * 2)(box_columns, box_rows),
+        (ctypes.c_uint * 2)(1, 1),
+        ctypes.c_int(_NO_INTERLEAVE),
+        ctypes.c_int(_SWIZZLE_128B),
+        ctypes.c_int(_PROMOTE_256B),
+        ctypes.c_int(_FILL_WITH_ZERO),
+    )
+    return aligned
+
+
+def _attributes(cluster: int) -> Any:
+    attributes = (_Attribute * 2)()
+    attributes[0].id, attributes[0].value[0] = _PROGRAMMATIC_STREAM_SERIALIZATION, 1
+    attributes[1].id, attributes[1].value[:3] = _CLUSTER_DIMENSION, (cluster, 1, 1)
+    return attributes
+
+
+class Kernel:
+    """A function of a binary, on the device whose context is current. Raises DriverError where it cannot be loaded."""
+
+    def __init__(self, binary: bytes, name: str, shared_bytes: int) -> None:
+        driver, module, function = _driver(), ctypes.c_void_p(), ctypes.c_void_p()
+        driver.call("cuModuleLoadData", ctypes.byref(module), binary)
+        driver.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        driver.call("cuFuncSetAttribute", function, ctypes.c_int(_MAX_DYNAMIC_SHARED), ctypes.c_int(shared_bytes))
+        # Else the driver sets aside what one program needs, and the next kernel's finds no room beside it.
+        driver.call("cuFuncSetAttribute", function, ctypes.c_int(_SHARED_CARVEOUT), ctypes.c_int(_ALL))
+        self._function, self._shared_bytes = function, shared_bytes
+        self._attributes: dict[int, Any] = {}
+
+    def launch(
+        self, programs: int, threads: int, cluster: int, stream: int, *arguments: ctypes.Structure | ctypes._SimpleCData[Any]
+    ) -> None:
+        """Queue ``programs`` programs, ``cluster`` of them together; they may start while the kernel before drains."""
+        attributes = self._attributes.get(cluster)
+        if attributes is None:
+            attributes = self._attributes[cluster] = _attributes(cluster)
+        config = _Config((programs, 1, 1), (threads, 1, 1), self._shared_bytes, stream, attributes, len(attributes))
+        addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        _driver().call("cuLaunchKernelEx", ctypes.byref(config), self._function, addresses, None)

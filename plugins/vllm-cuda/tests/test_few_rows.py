@@ -1,0 +1,202 @@
+"""The product of few rows of Hopper: which shapes it takes, what it is compiled to, and how it is got ready."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from triton import knobs
+
+from vllm_core.api import Accepted, CallSite, Rejected
+from vllm_cuda import few_rows, linear, nvrtc
+from vllm_cuda.backends import families, hopper
+from vllm_cuda.backends.offers import HOPPER_PROVIDER, _streamed, offers
+from vllm_cuda.tiles import ADD, GATED, PLAIN, Form, Tile
+
+MULTIPROCESSOR_BYTES, RESERVED_BYTES = 228 << 10, 1 << 10
+"""Shared memory of a multiprocessor, and what each program on it takes beyond its own (CUDA C++ Programming Guide)."""
+
+REGISTERS = 64 << 10
+
+SHAPES = {
+    "qkv": (6144, 4096, PLAIN),
+    "o": (4096, 4096, ADD),
+    "gate_up": (12288, 4096, GATED),
+    "down": (4096, 12288, ADD),
+    "half qkv": (3072, 4096, PLAIN),
+    "half gate_up": (6144, 4096, GATED),
+    "half down": (4096, 6144, PLAIN),
+}
+"""Rows of out, columns of x, and what is done with the product, of Qwen3 8B and of its halves for two ranks."""
+
+compiles = pytest.mark.skipif(not nvrtc.installed(), reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
+
+
+def form_of(name: str, count: int = 64) -> Form:
+    rows, columns, epilogue = SHAPES[name]
+    tile = hopper.streamed(count, rows, columns, epilogue == GATED, hopper.PROGRAMS)
+    assert tile is not None, name
+    return Form(tile=tile, bands=-(-count // 64), epilogue=epilogue, kind=0, bias=False, wide_out=False)
+
+
+def dump(binary: bytes, folder: Path, option: str) -> str:
+    file = folder / "kernel.cubin"
+    file.write_bytes(binary)
+    return subprocess.run([knobs.nvidia.cuobjdump.path, option, str(file)], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def own_cache(tmp_path):
+    with knobs.cache.scope():
+        knobs.cache.dir = str(tmp_path)
+        yield tmp_path
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_measured_shapes_are_taken_for_2_to_64_rows(name):
+    assert form_of(name, 2).tile == form_of(name, 64).tile
+
+
+@pytest.mark.parametrize("shape", [(4096, 2048, False), (3072, 1024, True), (151936, 4096, False), (75968, 4096, False)])
+def test_shapes_at_which_it_was_not_faster_are_left_to_the_shared_kernel(shape):
+    assert hopper.streamed(64, *shape, hopper.PROGRAMS) is None
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_one_row_is_left_to_the_kernel_for_one_row(name):
+    rows, columns, epilogue = SHAPES[name]
+    assert hopper.streamed(1, rows, columns, epilogue == GATED, hopper.PROGRAMS) is None
+
+
+def test_more_than_64_rows_are_taken_by_a_gate_alone():
+    assert form_of("gate_up", 128).bands == 2
+    assert hopper.streamed(65, 4096, 4096, False, hopper.PROGRAMS) is None
+    assert hopper.streamed(129, 12288, 4096, True, hopper.PROGRAMS) is None
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 78, 114])
+def test_chips_on_which_its_programs_were_not_one_wave_keep_the_shared_kernel(multiprocessors):
+    assert hopper.streamed(64, 6144, 4096, False, multiprocessors) is None
+
+
+@given(st.integers(0, 200), st.integers(1, 40000), st.integers(1, 40000), st.booleans())
+def test_every_tile_is_one_wave_of_whole_groups_within_the_chips_memory(count, rows, columns, gated):
+    tile = hopper.streamed(count, rows, columns, gated, hopper.PROGRAMS)
+    if tile is None:
+        return
+    halves = 2 if gated else 1
+    groups, rest = divmod(tile.rows, 8)
+    assert rest == 0
+    assert groups % (halves * tile.cluster) == 0
+    assert tile.rows <= 256
+    clusters = -(-rows * halves // tile.rows)
+    assert clusters <= {1: hopper.PROGRAMS, **hopper.CLUSTERS}[tile.cluster]
+    form = Form(tile, max(1, -(-count // 64)), GATED if gated else PLAIN, 0, False, False)
+    assert form.shared_bytes <= families.HOPPER.shared_bytes
+    assert tile.stages >= 3
+
+
+def test_a_product_and_the_one_that_follows_it_share_a_multiprocessor_and_no_product_shares_one_with_itself():
+    wide = [form_of(name).shared_bytes + RESERVED_BYTES for name in ("qkv", "o", "gate_up")]
+    narrow = form_of("down").shared_bytes + RESERVED_BYTES
+    assert max(wide) + narrow + RESERVED_BYTES <= MULTIPROCESSOR_BYTES, "and there is room for a norm"
+    assert 2 * min(wide) > MULTIPROCESSOR_BYTES
+
+
+@compiles
+@pytest.mark.parametrize(("name", "count"), [*((name, 64) for name in SHAPES), ("gate_up", 128)])
+def test_it_compiles_to_matrix_instructions_without_spills(name, count, tmp_path):
+    form = form_of(name, count)
+    binary = nvrtc.compiled(few_rows.source_of(form), few_rows.options_of(form))
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", dump(binary, tmp_path, "--dump-resource-usage"))
+    assert found is not None
+    registers, stack, _ = map(int, found.groups())
+    assert stack == 0
+    # That of a narrow product has room beside it, and both have it beside a norm of 16 warps.
+    assert registers * form.threads <= REGISTERS // (1 if form.bands > 1 else 2)
+    instructions = dump(binary, tmp_path, "--dump-sass")
+    assert f"HGMMA.64x{form.tile.rows}x16.F32.BF16" in instructions
+    assert all(word in instructions for word in ("UTMALDG.2D", "PREEXIT", "ACQBULK"))
+
+
+@compiles
+@pytest.mark.parametrize(("epilogue", "kind", "wide_out"), [*((GATED, kind, False) for kind in range(4)), (PLAIN, 0, True)])
+def test_each_activation_a_bias_and_a_float32_out_compile(epilogue, kind, wide_out):
+    form = Form(form_of("half gate_up").tile, 1, epilogue, kind, True, wide_out)
+    assert nvrtc.compiled(few_rows.source_of(form), few_rows.options_of(form))
+
+
+@compiles
+def test_a_refused_source_shows_the_compilers_log():
+    with pytest.raises(nvrtc.CompileError, match="nonsense"):
+        nvrtc.compiled("nonsense;", ("--gpu-architecture=sm_90a",))
+
+
+@compiles
+def test_a_rehearsal_compiles_and_launches_nothing(own_cache):
+    form = form_of("half qkv")
+    weight, x, out = (torch.zeros(shape, dtype=torch.bfloat16) for shape in ((3072, 4096), (8, 4096), (8, 3072)))
+    with few_rows.rehearsal():
+        few_rows.launch(out, x, weight, None, form, hopper.PROGRAMS)
+        few_rows.launch(out, x, weight, None, form, hopper.PROGRAMS)
+    (file,) = own_cache.rglob("*.cubin")
+    written = file.stat().st_mtime_ns
+    assert nvrtc.compiled(few_rows.source_of(form), few_rows.options_of(form)) == file.read_bytes()
+    assert file.stat().st_mtime_ns == written, "what is in the cache is not compiled again"
+
+
+@compiles
+def test_a_rehearsal_survives_what_cannot_be_compiled(own_cache, caplog):
+    caplog.set_level("INFO")
+    weight, x = torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(1, 64, dtype=torch.bfloat16)
+    uneven = Form(Tile(rows=20, cluster=1, stages=2, x_stages=2), 1, PLAIN, 0, False, False)
+    with few_rows.rehearsal():
+        few_rows.launch(x, x, weight, None, uneven, hopper.PROGRAMS)
+    assert "not compiled ahead" in caplog.text
+    assert "a slice is of whole groups" in caplog.text
+
+
+def site(**changes) -> CallSite:
+    return CallSite(**{"op": "linear", "role": "linear", "dtype": "bfloat16", **changes})
+
+
+def test_it_is_offered_on_hopper_before_the_shared_products(make_facts):
+    mine, theirs = (one for one in offers(make_facts("sm_90")) if "linear" in one.ops)
+    assert mine.provider == HOPPER_PROVIDER
+    assert mine.priority > theirs.priority
+    for other in families.ARCHITECTURES:
+        if other != "sm_90":
+            assert HOPPER_PROVIDER not in {one.provider for one in offers(make_facts(other))}
+
+
+@pytest.mark.parametrize("changes", [{"dtype": "float16"}, {"dtype": "float32"}, {"format": "int8_channel"}])
+def test_other_dtypes_and_formats_are_rejected(changes):
+    assert isinstance(_streamed(True).judge(site(**changes), "sm_90"), Rejected)
+
+
+def test_without_a_compiler_it_is_rejected_with_the_reason():
+    assert isinstance(_streamed(True).judge(site(), "sm_90"), Accepted)
+    verdict = _streamed(False).judge(site(), "sm_90")
+    assert isinstance(verdict, Rejected)
+    assert "NVRTC" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "streamable"),
+    [
+        (torch.zeros(64, 64, dtype=torch.bfloat16), None, True),
+        (torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(64, dtype=torch.bfloat16), True),
+        (torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(64), False),
+        (torch.zeros(64, 64, dtype=torch.float16), None, False),
+        (torch.zeros(60, 64, dtype=torch.bfloat16), None, False),
+        (torch.zeros(64, 60, dtype=torch.bfloat16), None, False),
+        (torch.zeros(64 * 64 + 1, dtype=torch.bfloat16)[1:].view(64, 64), None, False),
+    ],
+)
+def test_weights_that_bulk_copies_cannot_read_are_known_when_they_are_packed(weight, bias, streamable):
+    assert linear.linear_pack(weight, bias, ()).streamable is streamable

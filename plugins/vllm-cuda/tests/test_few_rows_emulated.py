@@ -1,0 +1,118 @@
+"""The product of few rows of Hopper on the host (`emulated.cpp`): its rings, its clusters and what it writes, without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vllm_cuda.few_rows import options_of
+from vllm_cuda.tiles import ADD, GATED, PLAIN, Form, Tile
+
+EMULATOR = Path(__file__).with_name("emulated.cpp")
+COMPILER = shutil.which(os.environ.get("CXX", "c++"))
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+
+FORMS = {
+    "several tiles a program": Form(Tile(24, 1, 3, 2), 1, PLAIN, 0, True, True),
+    "a ring of x longer than that of the weight": Form(Tile(16, 2, 2, 4), 1, PLAIN, 0, False, False),
+    "three parts of K and a residual": Form(Tile(48, 3, 3, 4), 1, ADD, 0, False, False),
+    "two bands, two parts and a gate": Form(Tile(32, 2, 2, 3), 2, GATED, 1, True, False),
+    "one part and a gate": Form(Tile(48, 1, 3, 4), 1, GATED, 0, False, False),
+}
+SHAPES = ((5, 24, 200), (64, 40, 136), (17, 200, 320), (1, 8, 8))
+"""Rows of x, rows and columns of the weight: multiples of no tile, and less than one."""
+
+ACTIVATIONS = (functional.silu, functional.gelu)
+GUARD = 64
+"""Elements around what is written, which must stay as they are."""
+
+Build = Callable[..., ctypes.CDLL]
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory) -> Build:
+    folder, built = tmp_path_factory.mktemp("emulated"), {}
+
+    def build(form: Form, change: tuple[str, str] = ("", "")) -> ctypes.CDLL:
+        name = f"kernel{built.setdefault((form, change), len(built))}"
+        text = resources.files("vllm_cuda").joinpath("kernels/few_rows.cu").read_text(encoding="utf-8")
+        assert change[0] in text
+        kernel, library = folder / f"{name}.cu", folder / f"{name}.so"
+        if not library.exists():
+            kernel.write_text(text.replace(*change) if change[0] else text)
+            defined = [option for option in options_of(form) if option.startswith("-D")]
+            flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f'-DKERNEL="{kernel}"', *defined]
+            subprocess.run([str(COMPILER), *flags, str(EMULATOR), "-o", str(library)], check=True)
+        return ctypes.CDLL(str(library))
+
+    return build
+
+
+def address(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def is_right(library: ctypes.CDLL, form: Form, shape: tuple[int, int, int], seed: int) -> bool:
+    """Run it once; whether it ended, wrote what it should, and nothing else."""
+    count, rows, columns = shape
+    halves = 2 if form.epilogue == GATED else 1
+    draw = torch.Generator().manual_seed(seed)
+    weight = (torch.randn(halves * rows, columns, generator=draw) * columns**-0.5).bfloat16()
+    x = torch.randn(count, columns, generator=draw).bfloat16()
+    bias = torch.randn(halves * rows, generator=draw).bfloat16() if form.bias else None
+    whole = torch.full((count * rows + 2 * GUARD,), float("nan"), dtype=torch.float32 if form.wide_out else torch.bfloat16)
+    out = whole[GUARD:-GUARD].view(count, rows)
+    wanted = x.float() @ weight.float().T
+    if bias is not None:
+        wanted += bias.float()
+    if form.epilogue == GATED:
+        gate, up = wanted.chunk(2, 1)
+        wanted = ACTIVATIONS[form.kind](gate) * up
+    if form.epilogue == ADD:
+        out.copy_(torch.randn(count, rows, generator=draw))
+        wanted += out.float()
+    tiles = -(-rows * halves // form.tile.rows)
+    programs = tiles * form.tile.cluster if form.tile.cluster > 1 else min(tiles, 2)
+    sizes = (*shape, form.shared_bytes, programs, seed)
+    stuck = library.run(address(weight), address(x), address(out), address(bias), *sizes)
+    untouched = whole[:GUARD].isnan().all() and whole[-GUARD:].isnan().all()
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if form.wide_out else {"rtol": 1e-2, "atol": 1e-3}
+    return not stuck and bool(untouched) and torch.allclose(out.float(), wanted, **tolerance)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_it_computes_the_product_in_whatever_order_threads_run_and_copies_arrive(build, name):
+    library = build(FORMS[name])
+    assert [(shape, seed) for seed, shape in enumerate(SHAPES) if not is_right(library, FORMS[name], shape, seed)] == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        # A stage is given back before it has been multiplied.
+        ("        wait_for_products();\n", ""),
+        pytest.param(
+            ("        begin_multiplying();\n", "        if (speaker) barrier_arrive(rings.empty + place.x_slot * 8);\n"),
+            marks=pytest.mark.slow,
+        ),
+        # The last weights are not brought where the ring of x is longer.
+        ("index < total || ahead < total; ++index", "index < total; ++index"),
+        # Parts are added before all of them have come.
+        ("            cluster_barrier();\n            add_parts", "            add_parts"),
+    ],
+)
+def test_the_emulator_finds_what_is_wrong(build, change):
+    form = FORMS["a ring of x longer than that of the weight"]
+    library = build(form, change)
+    assert not all(is_right(library, form, (17, 40, 1200), seed) for seed in range(4))
