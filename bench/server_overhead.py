@@ -1,17 +1,19 @@
 """What serving costs over the offline engine: the same requests through `LLM.generate` and as streams over HTTP.
 
-    python bench/server_overhead.py [--model demo] [--requests 32] [--output-len 64] [--rounds 5] [--out FILE]
+    python bench/server_overhead.py [--model demo] [--requests 32] [--output-len 64] [--rounds 16] [--out FILE]
 
-Both engines have the same options and stay up; rounds alternate between them, so that whatever else the machine does falls on
-both. The figure is the ratio of their times in a round, and its median over the rounds. The client is a plain socket reader in
-this process: what it costs counts against the server. On a machine that does other things too, look at the seconds of processor
-time beside it: those of the offline process, of the server's engine, and of the server's HTTP process.
+Both engines have the same options and stay up. A round runs the same requests on both, one right after the other, and the next
+round the other way round, so that whatever else the machine does falls on both. The figure is the ratio of their times in a
+round, and its median over the rounds. The client is a plain socket reader in this process: what it costs counts against the
+server. Beside it stand the seconds of processor time of the offline process, of the server's engine and of its HTTP process,
+which a busy machine disturbs less; the median of their ratios too leaves the client out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -20,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +84,45 @@ def engine_of(pid: int) -> int:
 def start_server(model: str, options: list[str]) -> tuple[subprocess.Popen[str], int]:
     """A server on a free port. Raises RuntimeError where it does not start."""
     command = [sys.executable, "-m", "vllm_core.cli.main", "serve", model, "--port", "0", "--disable-uvicorn-access-log"]
-    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None, "the pipe was asked for"
     for line in process.stderr:
         found = re.search(r"listening on \S+:(\d+)", line)
         if found:
             return process, int(found[1])
     raise RuntimeError("the server did not start")
+
+
+def run_round(llm: Any, port: int, pids: list[int], todo: list[Prompt], tokens: int, *, served_first: bool) -> dict[str, Any]:
+    """The same requests on both; ``pids`` are this process, the server's engine and the server."""
+    seconds = {}
+    for kind in ("served", "offline") if served_first else ("offline", "served"):
+        before = [cpu_s(pid) for pid in pids]
+        if kind == "offline":
+            seconds[kind] = generate_all(llm, todo, tokens)
+            offline_cpu = cpu_s(pids[0]) - before[0]
+        else:
+            seconds[kind] = asyncio.run(serve_all(port, todo, tokens))
+            client, engine, http = (cpu_s(pid) - was for pid, was in zip(pids, before, strict=True))
+    return {
+        "offline_s": seconds["offline"],
+        "served_s": seconds["served"],
+        "ratio": seconds["served"] / seconds["offline"],
+        "cpu_s": {"offline": offline_cpu, "engine": engine, "http": http, "client": client},
+        "cpu_ratio": (engine + http) / offline_cpu,
+    }
+
+
+def shown(number: int, row: dict[str, Any]) -> str:
+    """A round as a line."""
+    cpu = ", ".join(f"{name} {seconds:.2f}" for name, seconds in row["cpu_s"].items())
+    times = f"offline {row['offline_s']:.3f} s, served {row['served_s']:.3f} s, {row['ratio']:.3f}"
+    return f"{number or 'first'}: {times}; processor seconds: {cpu}, {row['cpu_ratio']:.3f}"
+
+
+def quartiles(values: Iterable[float]) -> list[float]:
+    """Lower quartile, median, upper quartile."""
+    return statistics.quantiles(values, n=4)
 
 
 def main() -> None:
@@ -97,12 +132,14 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     from vllm_core import LLM
     from vllm_core.registry import explain
 
+    with contextlib.suppress(PermissionError):  # it leads a session already
+        os.setsid()  # Linux shares time between sessions: the engine process has one of its own, and so has the offline engine
     flags = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "200000000"]
     process, port = start_server(arguments.model, flags)
     llm = LLM(arguments.model, max_model_len=1024, kv_cache_memory_bytes=200_000_000)
@@ -111,26 +148,20 @@ def main() -> None:
     try:
         for number in range(arguments.rounds + 1):
             todo = prompts(arguments.requests, arguments.input_len, number)
-            before = [cpu_s(pid) for pid in pids]
-            offline = generate_all(llm, todo, arguments.output_len)
-            between = cpu_s(pids[0])
-            served = asyncio.run(serve_all(port, todo, arguments.output_len))
-            cpu = [between - before[0], *(cpu_s(pid) - was for pid, was in zip(pids[1:], before[1:], strict=True))]
-            shown = f"processor: offline {cpu[0]:.2f} s, engine {cpu[1]:.2f} s, HTTP {cpu[2]:.2f} s"
-            print(
-                f"{number or 'first'}: offline {offline:.3f} s, served {served:.3f} s, {served / offline:.3f}; {shown}",
-                flush=True,
-            )
+            row = run_round(llm, port, pids, todo, arguments.output_len, served_first=bool(number % 2))
+            print(shown(number, row), flush=True)
             if number:  # the first one warms up
-                rows.append({"offline_s": offline, "served_s": served, "ratio": served / offline, "cpu_s": cpu})
+                rows.append(row)
     finally:
         process.terminate()
         process.wait()
-    median = statistics.median(row["ratio"] for row in rows)
-    print(f"median ratio {median:.3f}: serving costs {100 * (median - 1):.1f} %")
+    wall, cpu = quartiles(row["ratio"] for row in rows), quartiles(row["cpu_ratio"] for row in rows)
+    for name, (low, median, high) in (("wall", wall), ("processor", cpu)):
+        print(f"{name} time: median {median:.3f} of offline (quartiles {low:.3f}, {high:.3f}), {100 * (median - 1):+.1f} %")
     if arguments.out is not None:
         facts = {name: getattr(arguments, name) for name in ("model", "requests", "input_len", "output_len")}
-        result = {**facts, "median_ratio": median, "rows": rows, "plan": json.loads(explain.to_json(llm.plan))}
+        ratios = {"wall_quartiles": wall, "processor_quartiles": cpu}
+        result = {**facts, **ratios, "rows": rows, "plan": json.loads(explain.to_json(llm.plan))}
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     llm.shutdown()
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +21,16 @@ import httpx
 import pytest
 
 from vllm_core.engine.messages import EngineStats
-from vllm_core.errors import EngineDeadError
-from vllm_core.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+from vllm_core.errors import EngineDeadError, RequestError
+from vllm_core.models.labels import classified
+from vllm_core.outputs import (
+    ClassificationRequestOutput,
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestOutput,
+)
 from vllm_core.sampling_params import PoolingParams, SamplingParams
 from vllm_core.serve.app import create_app
 
@@ -65,6 +81,8 @@ class FakeEngine:
     is_alive: bool = True
     error: Exception | None = None
     max_model_len: int = 64
+    labels: Any = None
+    """The classes of a model that classifies."""
     platform_info: dict[str, str] = field(default_factory=lambda: {"platform": "fake", "dtype": "float32"})
 
     pieces: Sequence[str] = PIECES
@@ -110,9 +128,7 @@ class FakeEngine:
         self.calls.append((prompt, params, request_id, priority, cache_salt, add_special_tokens))
         self.deadlines.append(deadline)
         await asyncio.sleep(0)
-        key = prompt if isinstance(prompt, str) else tuple(prompt)
-        if key in self.errors:
-            raise self.errors[key]
+        self._check(prompt)
         text = prompt if isinstance(prompt, str) else None
         ids = [ord(c) % 64 for c in prompt] if isinstance(prompt, str) else list(prompt)
         sequences = [CompletionOutput(i, "", [], None, None if params.logprobs is None else []) for i in range(params.n)]
@@ -136,6 +152,14 @@ class FakeEngine:
             if not output.finished:
                 self.closed.append(request_id)
 
+    def _check(self, prompt: str | Sequence[int]) -> None:
+        """As the real one it takes nothing but text and ids."""
+        if not isinstance(prompt, str) and not all(type(token) is int for token in prompt):
+            raise RequestError("Prompt has a wrong type", on="prompt", found=repr(prompt), expected="ids", fix="send ids")
+        key = prompt if isinstance(prompt, str) else tuple(prompt)
+        if key in self.errors:
+            raise self.errors[key]
+
     def _extend(self, sequence: CompletionOutput, step: int, piece: str, params: SamplingParams) -> None:
         token = 10 + step
         sequence.text += piece
@@ -153,9 +177,7 @@ class FakeEngine:
         self.calls.append((prompt, params, request_id))
         try:
             await asyncio.sleep(0)
-            key = prompt if isinstance(prompt, str) else tuple(prompt)
-            if key in self.errors:
-                raise self.errors[key]
+            self._check(prompt)
             if self.gate is not None:
                 await self.gate.wait()
         except BaseException:
@@ -163,6 +185,12 @@ class FakeEngine:
             raise
         vector = [0.5, -0.25, float(len(prompt))]
         return EmbeddingRequestOutput(request_id, [1] * len(prompt), EmbeddingOutput(vector), error=self.failure)
+
+    async def classify(
+        self, prompt: str | Sequence[int], request_id: str, *, deadline: float | None = None
+    ) -> ClassificationRequestOutput:
+        found = await self.embed(prompt, PoolingParams(), request_id, deadline=deadline)
+        return classified(found, self.labels)
 
     async def stats(self) -> EngineStats:
         if not self.is_alive:
@@ -279,3 +307,49 @@ def parse_events() -> Callable[[str], list[Any]]:
         return [json.loads(event.removeprefix("data: ")) for event in events]
 
     return parse
+
+
+KEY = "test-key"
+"""Of servers that run as processes with a real model."""
+START_S = 240
+
+
+@contextmanager
+def serving(model: Path, log: Path, *options: str) -> Iterator[str]:
+    """Run `vllm-core serve` on a free port; yields its address, and checks that SIGTERM ends it in order."""
+    command = [sys.executable, "-m", "vllm_core.cli.main", "serve", str(model), "--port", "0", "--api-key", KEY, *options]
+    env = {name: value for name, value in os.environ.items() if name != "VLLM_CORE_LOG_LEVEL"}
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=env) as process:
+        try:
+            yield _address(process, log)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, log.read_text()
+        finally:
+            process.kill()
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    limit = time.monotonic() + START_S
+    while time.monotonic() < limit and process.poll() is None:
+        found = re.search(r"listening on (http://\S+)", log.read_text())
+        if found is not None:
+            return found[1]
+        time.sleep(0.1)
+    raise AssertionError(f"the server did not start: {log.read_text()}")
+
+
+@pytest.fixture(scope="session")
+def serve_model() -> Callable[..., Any]:
+    """A context manager that serves a model's folder or file, with options; its key is `KEY`."""
+    return serving
+
+
+@pytest.fixture(scope="package")
+def server(model_file: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with a model that was trained, for all clients."""
+    names = ("--served-model-name", "smol", "--served-model-name", "demo")
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    sizes = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "200000000")
+    model = model_file("SmolLM2-135M-Instruct.Q4_1.gguf")
+    with serving(model, tmp_path_factory.mktemp("serve") / "log", *names, *tools, *sizes) as address:
+        yield address

@@ -94,7 +94,7 @@ async def test_a_unix_socket_serves_too(engine: Any, tmp_path: Path) -> None:
     async with serving(engine, ServerOptions(uds=path)) as one:
         assert one.address == f"unix:{path}"
         here = Server(one.address)
-        assert await asyncio.to_thread(here.is_ready)
+        assert await asyncio.to_thread(here.state) == "ready"
         assert await asyncio.to_thread(here.models) == ["fake", "alias"]
         assert "vllm:num_requests_running" in await asyncio.to_thread(here.metrics)
         here.close()

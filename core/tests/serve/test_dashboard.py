@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-
-pytestmark = pytest.mark.anyio
 
 FILE = Path(__file__).parents[3] / "docs" / "grafana-dashboard.json"
 
@@ -24,9 +24,10 @@ def dashboard() -> Any:
 
 def expressions(dashboard: Any) -> list[str]:
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
-    return asked + [one["definition"] for one in dashboard["templating"]["list"] if "definition" in one]
+    return asked + [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
 
 
+@pytest.mark.anyio
 async def test_every_metric_that_is_asked_for_is_served_with_its_labels(client: Any, dashboard: Any) -> None:
     await client.post("/v1/completions", {"prompt": "a", "max_tokens": 5})
     page = (await client.get("/metrics")).text
@@ -39,7 +40,7 @@ async def test_every_metric_that_is_asked_for_is_served_with_its_labels(client: 
         assert {*grouped, "model_name"} <= served[names[0]], expression
 
 
-async def test_panels_have_what_grafana_needs_and_do_not_overlap(dashboard: Any) -> None:
+def test_panels_have_what_grafana_needs_and_do_not_overlap(dashboard: Any) -> None:
     panels = dashboard["panels"]
     assert dashboard["schemaVersion"] >= 36
     assert len({panel["id"] for panel in panels}) == len(panels)
@@ -53,3 +54,30 @@ async def test_panels_have_what_grafana_needs_and_do_not_overlap(dashboard: Any)
         if panel["type"] != "row":
             assert panel["datasource"]["uid"] == "${datasource}"
             assert panel["targets"]
+
+
+def lost(before: Any, after: Any, at: str = "") -> Iterator[str]:
+    """Where ``after`` has less than ``before``, or something else."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name, value in before.items():
+            yield from lost(value, after.get(name), f"{at}.{name}")
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (one, other) in enumerate(zip(before, after, strict=True)):
+            yield from lost(one, other, f"{at}[{index}]")
+    elif before != after:
+        yield at
+
+
+def test_grafanas_own_types_hold_all_of_it(dashboard: Any) -> None:
+    """Read into the types that Grafana publishes, of panels and of Prometheus queries too, and written again."""
+    plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins", reason="pip install grafana-foundation-sdk")
+    encoder = importlib.import_module("grafana_foundation_sdk.cog.encoder")
+    models = importlib.import_module("grafana_foundation_sdk.models.dashboard")
+    plugins.register_default_plugins()
+    read = models.Dashboard.from_json(dashboard)
+    queries = [target for panel in read.panels for target in getattr(panel, "targets", None) or ()]
+    assert {type(one).__module__.rpartition(".")[2] for one in queries} == {"prometheus"}
+    written = json.loads(encoder.JSONEncoder().encode(read))
+    assert list(lost(dashboard, written)) == []
+    broken = {**dashboard, "panels": [{**dashboard["panels"][1], "gridPosition": {}}]}
+    assert list(lost(broken, json.loads(encoder.JSONEncoder().encode(models.Dashboard.from_json(broken))))) != []

@@ -146,3 +146,31 @@ async def test_keys_share_fairly(engine: Any, make_client: Any) -> None:
     engine.gate.set()
     await asyncio.gather(*tasks)
     assert [call[0] for call in engine.calls] == ["a", "d", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"prompt": [' + "1," * 200 + "1]}",
+        '{"prompt": "a", "x": [' + "[]," * 80 + "[]]}",
+        '{"prompt": "' + '\\"' * 200 + '", "x": [' + "1," * 200 + "1]}",
+        '{"prompt": "' + "\\\\" * 199 + '", "x": [' + "1," * 200 + "1]}",
+    ],
+)
+async def test_more_values_than_the_loop_can_make_at_once_are_refused(
+    client: Any, engine: Any, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    """While a body is decoded nobody else is served."""
+    monkeypatch.setattr("vllm_core.serve.body.MOST", {b",": 100, b":": 50, b"[": 50, b"{": 50})
+    answer = await client.post(COMPLETIONS, body.encode())
+    assert (answer.status_code, answer.json()["error"]["param"]) == (413, "body")
+    assert "too many values" in answer.json()["error"]["message"]
+    assert engine.calls == []
+
+
+async def test_marks_within_texts_are_no_values(client: Any, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_core.serve.body.MOST", {b",": 100, b":": 50, b"[": 50, b"{": 50})
+    text = 'f(a, b)[0] = {"x": "\\", \\"y": 1}; ' * 60
+    answer = await client.post(COMPLETIONS, {"prompt": text})
+    assert answer.status_code == 200
+    assert engine.calls[0][0] == text

@@ -49,6 +49,12 @@ async def test_all_names_are_there_after_one_request(client: Any) -> None:
     assert names >= EXPECTED
 
 
+async def test_what_this_server_cannot_do_has_no_metric(client: Any) -> None:
+    """One that stays at 0 would say that it was not used. docs/operating.md names them."""
+    await client.post("/v1/completions", {"prompt": "a"})
+    assert not [name for name in await samples(client) if "spec_decode" in name or "lora" in name]
+
+
 async def test_engine_numbers_are_the_engines(client: Any) -> None:
     found = await samples(client)
     assert found["vllm:num_requests_running"].value == 2

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +23,6 @@ pytestmark = pytest.mark.model
 
 KEY = "test-key"
 PROMPT = "The capital of France is"
-START_S = 240
 GREEDY: dict[str, Any] = {"model": "smol", "temperature": 0, "max_tokens": 12}
 HI: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -47,52 +42,6 @@ class Person(BaseModel):
     name: str = Field(max_length=8)
     age: int = Field(ge=0, le=120)
     mood: Literal["good", "bad"]
-
-
-@contextmanager
-def serving(model: Path, log: Path, *options: str) -> Iterator[str]:
-    """Run `vllm-core serve` on a free port; yields its address, and checks that SIGTERM ends it in order."""
-    command = [sys.executable, "-m", "vllm_core.cli.main", "serve", str(model), "--port", "0", "--api-key", KEY, *options]
-    env = {name: value for name, value in os.environ.items() if name != "VLLM_CORE_LOG_LEVEL"}
-    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=env) as process:
-        try:
-            yield _address(process, log)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0, log.read_text()
-        finally:
-            process.kill()
-
-
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    limit = time.monotonic() + START_S
-    while time.monotonic() < limit and process.poll() is None:
-        found = re.search(r"listening on (http://\S+)", log.read_text())
-        if found is not None:
-            return found[1]
-        time.sleep(0.1)
-    raise AssertionError(f"the server did not start: {log.read_text()}")
-
-
-@pytest.fixture(scope="module")
-def server(model_file: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    model = model_file("SmolLM2-135M-Instruct.Q4_1.gguf")
-    options = [
-        "--served-model-name",
-        "smol",
-        "--served-model-name",
-        "demo",
-        "--enable-auto-tool-choice",
-        "--tool-call-parser",
-        "hermes",
-        "--dtype",
-        "float32",
-        "--max-model-len",
-        "512",
-        "--kv-cache-memory-bytes",
-        "200000000",
-    ]
-    with serving(model, tmp_path_factory.mktemp("serve") / "log", *options) as address:
-        yield address
 
 
 @pytest.fixture
@@ -430,9 +379,14 @@ def test_every_example_of_the_docs_runs(server: str, example: str) -> None:
     run_example(server, example)
 
 
-def test_embeddings_of_an_encoder(model_file: Callable[[str], Path], tmp_path: Path) -> None:
+async def embedded(address: str, text: str) -> list[float]:
+    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as client:
+        return (await client.embeddings.create(model="mini", input=text)).data[0].embedding
+
+
+def test_embeddings_of_an_encoder(model_file: Callable[[str], Path], tmp_path: Path, serve_model: Any) -> None:
     with (
-        serving(model_file("all-minilm-l6-v2"), tmp_path / "log", "--served-model-name", "mini") as address,
+        serve_model(model_file("all-minilm-l6-v2"), tmp_path / "log", "--served-model-name", "mini") as address,
         openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as client,
     ):
         texts = ["A cat sits on the mat.", "A kitten is on the rug.", "Stocks fell on Monday."]
@@ -443,6 +397,7 @@ def test_embeddings_of_an_encoder(model_file: Callable[[str], Path], tmp_path: P
         floats = client.embeddings.create(model="mini", input=texts[0], encoding_format="float").data[0].embedding
         assert floats == pytest.approx(cat, abs=1e-5)
         assert len(client.embeddings.create(model="mini", input=texts[0], dimensions=64).data[0].embedding) == 64
+        assert asyncio.run(embedded(address, texts[0])) == pytest.approx(cat, abs=1e-5)
         options: dict[str, Any] = {"headers": {"authorization": f"Bearer {KEY}"}, "timeout": 60}
         ranked = httpx.post(
             f"{address}/v1/rerank", json={"query": texts[0], "documents": texts[1:], "top_n": 1}, **options

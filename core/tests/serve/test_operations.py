@@ -60,8 +60,13 @@ async def test_an_engine_that_can_sleep_is_told_to(client: Any, engine: Any) -> 
     engine.sleep, engine.wake_up, engine.is_sleeping = sleep, wake_up, is_sleeping
     assert (await client.send("POST", "/sleep?level=2")).json() == {"success": True}
     assert (await client.get("/is_sleeping")).json() == {"is_sleeping": True}
+    answer = await client.get("/health/ready")
+    assert (answer.status_code, answer.json()["status"]) == (503, "asleep"), "a balancer sends its requests elsewhere"
+    for path in ("/health", "/health/live", "/ping"):
+        assert (await client.get(path)).status_code == 200, "nobody need start another"
     await client.send("POST", "/wake_up?tags=weights&tags=kv_cache")
     assert said == [2, ["weights", "kv_cache"]]
+    assert (await client.get("/health/ready")).status_code == 200
     assert (await client.send("POST", "/sleep?level=x")).status_code == 400
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 
 from vllm_core.errors import ConfigError, VLLMCoreError
-from vllm_core.serve import anthropic_api, chat, completions, embeddings, operations, responses_api, tokens, web
+from vllm_core.serve import anthropic_api, chat, classify, completions, embeddings, operations, responses_api, tokens, web
 from vllm_core.serve.admission import Admission
 from vllm_core.serve.context import Context, Engine
 from vllm_core.serve.errors import ClientGoneError, ErrorAnswer, ErrorBody, error_response, json_response
@@ -55,7 +55,7 @@ def create_app(engine: Engine, options: AppOptions | None = None, *, tracing: Tr
     app = FastAPI(title="vllm-core", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(Gate, options=options, tracing=tracing)
     _add_cors(app, options)
-    for module in (completions, chat, responses_api, anthropic_api, embeddings, tokens, operations):
+    for module in (completions, chat, responses_api, anthropic_api, embeddings, classify, tokens, operations):
         app.include_router(module.router(context))
     if options.web_page:
         app.include_router(web.router())

@@ -24,7 +24,7 @@ log = logging.getLogger("vllm_core.serve")
 MAX_LINE_BYTES = 32 * 2**20
 ENDPOINTS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
-    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import cast
 
 import pydantic_core
@@ -9,6 +10,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from vllm_core.serve.errors import ClientGoneError, HTTPRequestError
 from vllm_core.serve.schema import refused, short
+
+MOST = {b",": 1 << 20, b":": 1 << 17, b"[": 1 << 17, b"{": 1 << 17}
+"""Most marks outside of strings: values, keys, lists and objects of one body. So many are made in about a tenth of a second, on
+the event loop, where everybody waits for it, and would wait elsewhere too: no parser lets go of the interpreter meanwhile."""
 
 
 async def read_json(request: Request, max_bytes: int) -> object:
@@ -38,10 +43,37 @@ async def read_json(request: Request, max_bytes: int) -> object:
 
 def decode(body: bytes) -> object:
     """Decode JSON. NaN and infinity are read, so that the field that has them can be named. Raises RequestError."""
+    _check_count(body)
+    collects = gc.isenabled()
+    gc.disable()  # else it looks through all that has been made again and again, and takes most of the time
     try:
         return cast("object", pydantic_core.from_json(body))
     except ValueError as error:
         raise refused("body", str(error), "valid JSON", "send UTF-8 JSON without lone surrogates") from None
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _check_count(body: bytes) -> None:
+    if len(body) <= min(MOST.values()) or _exceeded(body) is None:
+        return
+    # Marks within strings make nothing, so strings are taken out, and before them what could hide their ends.
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    mark = _exceeded(b"".join(bare.split(b'"')[::2]))
+    if mark is not None:
+        raise HTTPRequestError(
+            "Body has too many values",
+            on="body",
+            found=f"more than {MOST[mark]} {mark.decode()!r} outside of strings",
+            expected="a million values, a hundred thousand keys, lists and objects",
+            fix="send several requests, or prompts as text",
+            status=413,
+        )
+
+
+def _exceeded(body: bytes) -> bytes | None:
+    return next((mark for mark, most in MOST.items() if body.count(mark) > most), None)
 
 
 def _within(size: int, limit: int) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from starlette.requests import Request
 
@@ -16,7 +16,7 @@ from vllm_core.chat import default_sampling
 from vllm_core.engine.messages import EngineStats
 from vllm_core.engine.structured.constraint import DEAD_END
 from vllm_core.errors import EngineError
-from vllm_core.outputs import EmbeddingRequestOutput, RequestOutput
+from vllm_core.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, RequestOutput
 from vllm_core.sampling_params import PoolingParams, SamplingParams
 from vllm_core.serve import schema
 from vllm_core.serve.admission import Admission
@@ -31,6 +31,9 @@ from vllm_core.serve.tracing import Tracing
 
 if TYPE_CHECKING:
     from vllm_core.loader.tokenizer import Tokenizer
+    from vllm_core.models.labels import Labels
+
+Pooled = TypeVar("Pooled", EmbeddingRequestOutput, ClassificationRequestOutput)
 
 log = logging.getLogger("vllm_core.serve")
 
@@ -48,6 +51,8 @@ class Engine(Protocol):
     def config(self) -> Any: ...
     @property
     def runner(self) -> str: ...
+    @property
+    def labels(self) -> Labels | None: ...
     @property
     def generation_config(self) -> Mapping[str, Any]: ...
     @property
@@ -78,6 +83,10 @@ class Engine(Protocol):
     async def embed(
         self, prompt: str | Sequence[int], params: PoolingParams, request_id: str, *, deadline: float | None = None
     ) -> EmbeddingRequestOutput: ...
+
+    async def classify(
+        self, prompt: str | Sequence[int], request_id: str, *, deadline: float | None = None
+    ) -> ClassificationRequestOutput: ...
 
     async def stats(self) -> EngineStats: ...
     async def reset_prefix_cache(self) -> bool: ...
@@ -191,10 +200,18 @@ class Context:
 
     async def embed(self, prompt: str | Sequence[int], params: PoolingParams, request_id: str) -> EmbeddingRequestOutput:
         """The vector of a prompt, admitted and counted like any request. Raises VLLMCoreError."""
-        caller, arrived = CALLER.get(), time.perf_counter()
         self._log(request_id, [prompt], params)
+        return await self._pooled(lambda more: self.engine.embed(prompt, params, request_id, **more))
+
+    async def classify(self, prompt: str | Sequence[int], request_id: str) -> ClassificationRequestOutput:
+        """The classes of a prompt. Raises as `embed`."""
+        self._log(request_id, [prompt], "classes")
+        return await self._pooled(lambda more: self.engine.classify(prompt, request_id, **more))
+
+    async def _pooled(self, ask: Callable[[dict[str, float]], Awaitable[Pooled]]) -> Pooled:
+        caller, arrived = CALLER.get(), time.perf_counter()
         async with self.admission.enter(caller.tenant, 1, deadline=caller.deadline):
-            output = await self.engine.embed(prompt, params, request_id, **_until(caller))
+            output = await ask(_until(caller))
             self.admission.charge(caller.tenant, prompt_tokens=len(output.prompt_token_ids))
         fail_on_error(output)
         self.metrics.embedded(time.perf_counter() - arrived, len(output.prompt_token_ids))
@@ -239,7 +256,7 @@ def _until(caller: Caller) -> dict[str, float]:
     return {} if caller.deadline is None else {"deadline": caller.deadline}
 
 
-def fail_on_error(output: RequestOutput | EmbeddingRequestOutput) -> None:
+def fail_on_error(output: RequestOutput | EmbeddingRequestOutput | ClassificationRequestOutput) -> None:
     """Raise EngineError where the engine gave a request up, RequestError where its grammar led nowhere."""
     if output.error is not None and output.error.startswith(DEAD_END):
         raise schema.refused("structured_outputs", output.error, "a grammar that can always go on or end", "change the grammar")

@@ -1,8 +1,7 @@
-"""Endpoints of models that pool: ``POST /v1/embeddings``, ``/pooling``, ``/score``, ``/rerank`` and ``/classify``."""
+"""Endpoints of models whose vectors are asked for: ``POST /v1/embeddings``, ``/pooling``, ``/score`` and ``/rerank``."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import struct
 import time
@@ -15,7 +14,8 @@ from vllm_core.sampling_params import PoolingParams
 from vllm_core.serve import schema
 from vllm_core.serve.context import Context, new_id
 from vllm_core.serve.errors import json_response
-from vllm_core.serve.stream import until_gone
+from vllm_core.serve.responses import PoolingUsage, pooling_usage
+from vllm_core.serve.stream import together, until_gone
 
 Prompts = list[str | list[int]]
 
@@ -58,13 +58,6 @@ class Ranked(Struct, frozen=True):
     relevance_score: float
 
 
-class PoolingUsage(Struct, frozen=True):
-    """Tokens of one request."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class Answer(Struct, frozen=True):
     """Vectors or scores, one for each input."""
 
@@ -90,17 +83,6 @@ def router(context: Context) -> APIRouter:
     api = APIRouter()
     _add_vectors(api, context)
     _add_scores(api, context)
-
-    @api.post("/classify", openapi_extra=schema.openapi(schema.ClassifyRequest))
-    async def classify(request: Request) -> Response:
-        body = await context.read(request, schema.ClassifyRequest, "pooling")
-        raise schema.refused(
-            "model",
-            f"{context.model_name(body)}, which has no classes",
-            "a model with a classification head",
-            "POST /v1/embeddings or /score, which this model can do",
-        )
-
     return api
 
 
@@ -153,7 +135,7 @@ def _add_scores(api: APIRouter, context: Context) -> None:
             for index, (text, output) in enumerate(zip(documents, outputs[1:], strict=True))
         ]
         ranked.sort(key=lambda one: -one.relevance_score)
-        usage = _usage(outputs)
+        usage = pooling_usage(outputs)
         return json_response(Ranking(request_id, context.model_name(body), usage, ranked[: body.top_n or None]))
 
 
@@ -161,22 +143,8 @@ async def _embed(
     context: Context, request: Request, prompts: Prompts, dimensions: int | None, request_id: str
 ) -> list[EmbeddingRequestOutput]:
     params = PoolingParams(dimensions=dimensions)
-    return await until_gone(request.receive, _embed_all(context, prompts, params, request_id))
-
-
-async def _embed_all(
-    context: Context, prompts: Prompts, params: PoolingParams, request_id: str
-) -> list[EmbeddingRequestOutput]:
-    """All vectors; the first error ends the others."""
-    tasks = [
-        asyncio.ensure_future(context.embed(prompt, params, f"{request_id}-{index}")) for index, prompt in enumerate(prompts)
-    ]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    asked = [context.embed(prompt, params, f"{request_id}-{index}") for index, prompt in enumerate(prompts)]
+    return await until_gone(request.receive, together(asked))
 
 
 def _answer(
@@ -186,12 +154,7 @@ def _answer(
     data: list[Embedding] | list[Pooled] | list[Score],
     outputs: list[EmbeddingRequestOutput],
 ) -> Answer:
-    return Answer(request_id, int(time.time()), context.model_name(body), data, _usage(outputs))
-
-
-def _usage(outputs: list[EmbeddingRequestOutput]) -> PoolingUsage:
-    count = sum(len(output.prompt_token_ids) for output in outputs)
-    return PoolingUsage(count, count)
+    return Answer(request_id, int(time.time()), context.model_name(body), data, pooling_usage(outputs))
 
 
 def _texts(value: object, name: str) -> list[str]:

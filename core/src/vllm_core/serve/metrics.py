@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -21,6 +21,7 @@ from vllm_core.errors import DeadlineError, EngineError
 from vllm_core.outputs import RequestOutput
 from vllm_core.sampling_params import SamplingParams
 from vllm_core.serve.admission import Admission
+from vllm_core.serve.histogram import Histogram, Histograms
 
 if TYPE_CHECKING:
     from vllm_core.serve.context import Engine
@@ -56,6 +57,8 @@ class Metrics:
         self._engine = _EngineCollector(engine)
         self._registry.register(self._engine)
         self._labels = {"model_name": model_name}
+        self._histograms = Histograms(self._labels)
+        self._registry.register(self._histograms)
         self._ttft = self._histogram("time_to_first_token_seconds", "from arrival to the first token", _TTFT_S)
         self._itl = self._histogram("inter_token_latency_seconds", "between two tokens of a sequence", _TOKEN_S)
         self._tpot = self._histogram(
@@ -78,8 +81,7 @@ class Metrics:
         )
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        family = Histogram(f"vllm:{name}", text, ("model_name",), buckets=buckets, registry=self._registry)
-        return family.labels(**self._labels)
+        return self._histograms.make(f"vllm:{name}", text, buckets)
 
     async def follow(
         self, outputs: AsyncGenerator[RequestOutput, None], params: SamplingParams, arrived: float

@@ -47,15 +47,25 @@ def _add_health(api: APIRouter, context: Context) -> None:
 
     @api.get("/ping")
     @api.get("/health")
+    async def health() -> Response:
+        """200 while the engine runs, asleep or awake."""
+        return _health(context)
+
     @api.get("/health/ready")
     async def ready() -> Response:
-        """200 while requests are served."""
-        if context.engine.is_alive:
-            return json_response(Status("ok"))
-        error = context.engine.error
-        answer = json_response(Status("unavailable", UNSET if error is None else str(error)), 503)
-        answer.headers["retry-after"] = RETRY_AFTER_S
-        return answer
+        """200 while requests are served. Asleep they would wait until somebody wakes the engine."""
+        if context.engine.is_alive and await _is_sleeping(context):
+            return json_response(Status("asleep", "POST /wake_up ends it"), 503)
+        return _health(context)
+
+
+def _health(context: Context) -> Response:
+    if context.engine.is_alive:
+        return json_response(Status("ok"))
+    error = context.engine.error
+    answer = json_response(Status("unavailable", UNSET if error is None else str(error)), 503)
+    answer.headers["retry-after"] = RETRY_AFTER_S
+    return answer
 
 
 def _add_facts(api: APIRouter, context: Context) -> None:
@@ -112,8 +122,12 @@ def _add_actions(api: APIRouter, context: Context) -> None:
 
     @api.get("/is_sleeping")
     async def is_sleeping() -> Response:
-        engine = context.engine
-        return json_response({"is_sleeping": isinstance(engine, SleepingEngine) and await engine.is_sleeping()})
+        return json_response({"is_sleeping": await _is_sleeping(context)})
+
+
+async def _is_sleeping(context: Context) -> bool:
+    engine = context.engine
+    return isinstance(engine, SleepingEngine) and await engine.is_sleeping()
 
 
 def _sleeping(context: Context) -> SleepingEngine:

@@ -1,11 +1,14 @@
-"""The HTTP connection: uvicorn's, with an end for clients that send, or read, too slowly."""
+"""The HTTP connection: uvicorn's, with an end for clients that send, or read, too slowly, and a short way for streams."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from vllm_core.serve.stream import PIECE
 
 if TYPE_CHECKING:
     from vllm_core.serve.settings import ServerOptions
@@ -39,6 +42,14 @@ def protocol(options: ServerOptions) -> type[H11Protocol]:
             elif not self._body:
                 self._body = True
                 self._await(options.body_timeout_s)
+
+        def handle_events(self) -> None:
+            """Offer the short way to the request that begins, if one does."""
+            super().handle_events()
+            cycle = self.cycle
+            if cycle is not None and not cycle.response_started and cycle.scope["http_version"] == "1.1":
+                extensions: Any = cycle.scope.setdefault("extensions", {})
+                extensions[PIECE] = _sender(cycle)
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Stop all timers."""
@@ -77,3 +88,20 @@ def protocol(options: ServerOptions) -> type[H11Protocol]:
                 setattr(self, name, None)
 
     return TimedProtocol
+
+
+def _sender(cycle: Any) -> Callable[[bytes], Awaitable[None]]:
+    """Sends pieces of a body as HTTP/1.1 chunks (RFC 9112, 7.1), straight to the transport and under its flow control.
+
+    Middleware and h11 would cost as much for each as all that makes it. h11 has sent the head, and sends the end: what it keeps
+    of a chunked body in between is nothing.
+    """
+    flow, write = cycle.flow, cycle.transport.write
+
+    async def send(data: bytes) -> None:
+        if flow.write_paused and not cycle.disconnected:
+            await flow.drain()
+        if data and not cycle.disconnected:
+            write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    return send

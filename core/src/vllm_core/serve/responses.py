@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
-from vllm_core.outputs import Logprob, RequestOutput
+from vllm_core.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, Logprob, RequestOutput
 from vllm_core.serve.stream import Cursor, Delta
 
 LOWEST = -9999.0
@@ -45,6 +45,13 @@ class Usage(Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: CachedTokens
     completion_tokens_details: ReasoningTokens | UnsetType = UNSET
+
+
+class PoolingUsage(Struct, frozen=True):
+    """Tokens of one request that generates nothing."""
+
+    prompt_tokens: int
+    total_tokens: int
 
 
 class Choice(Struct, frozen=True):
@@ -144,6 +151,12 @@ def usage_of(outputs: list[RequestOutput], reasoning: int | None = None) -> Usag
     cached = CachedTokens(sum(output.num_cached_tokens for output in outputs))
     thought = UNSET if reasoning is None else ReasoningTokens(reasoning)
     return Usage(read, written, read + written, cached, thought)
+
+
+def pooling_usage(outputs: Sequence[EmbeddingRequestOutput | ClassificationRequestOutput]) -> PoolingUsage:
+    """All prompts."""
+    count = sum(len(output.prompt_token_ids) for output in outputs)
+    return PoolingUsage(count, count)
 
 
 def prompt_logprobs(output: RequestOutput) -> PromptLogprobs | UnsetType:

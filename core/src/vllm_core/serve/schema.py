@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -280,7 +281,9 @@ class RerankRequest(Body):
 class ClassifyRequest(Body):
     """``POST /classify``."""
 
-    input: Annotated[Any, described("string", "array")]
+    without = {"priority": (None, 0), "truncate_prompt_tokens": NOTHING}
+
+    input: Annotated[Any, described("string", "array", items={"type": ["string", "integer", "array"]})]
 
 
 class TokenizeRequest(Body):
@@ -367,9 +370,23 @@ def prompts(value: object, name: str) -> list[str | list[int]]:
     return value
 
 
+class _Short(reprlib.Repr):
+    """reprlib's, which would sort all keys of an object to show the first."""
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """The first entries."""
+        if level <= 0:
+            return "{...}"
+        shown = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, self.maxdict)]
+        return f"{{{', '.join(shown + ['...'] * (len(x) > self.maxdict))}}}"
+
+
+_short = _Short()
+
+
 def short(value: object) -> str:
     """A bounded repr of what a client sent."""
-    return reprlib.repr(value)
+    return _short.repr(value)
 
 
 def _token_key(key: str) -> int:

@@ -50,7 +50,8 @@ def run(options: ServerOptions, engine_options: Mapping[str, Any]) -> int:
     with _bind(options) as sock:
         try:
             several = engine_options.get("data_parallel_size", 1) != 1
-            engine: StartableEngine = Replicas(**engine_options) if several else AsyncLLM(**engine_options)
+            make: type[Replicas | AsyncLLM] = Replicas if several else AsyncLLM
+            engine: StartableEngine = make(step_timeout_s=options.step_timeout_s, **engine_options)
             return asyncio.run(serve(options, engine, sock))
         finally:
             if options.uds is not None:
@@ -58,7 +59,15 @@ def run(options: ServerOptions, engine_options: Mapping[str, Any]) -> int:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn raises them again at the end, before the engine could be stopped."""
+    """Says where it listens once it does, and leaves signals to us: uvicorn raises them again at the end, before the engine
+    could be stopped."""
+
+    address = ""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets=sockets)
+        log.info("listening on %s", self.address)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -105,8 +114,7 @@ async def serve(options: ServerOptions, engine: StartableEngine, sock: socket.so
         await engine.start()
         server = _Server(_config(create_app(engine, options, tracing=tracing), options))
         signals.drain(server)
-        address = _address(options, sock)
-        log.info("listening on %s", address)
+        server.address = address = _address(options, sock)
         watcher = asyncio.create_task(_stop_with_engine(engine, server))
         with registered.entry(address, engine.model_names, engine.platform_info):
             await server.serve(sockets=[sock])

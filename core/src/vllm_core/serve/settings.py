@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 
+from vllm_core.pulse import STEP_TIMEOUT_S
 from vllm_core.serve.features import Features
 
 MAX_BODY_BYTES = 32 * 2**20
@@ -47,7 +48,8 @@ class ServerOptions(AppOptions):
     """Where and how to serve. Port 0 takes a free one; `drain_s` is how long running requests may take at the end.
 
     `header_timeout_s` and `body_timeout_s` are how long a client may take to send a request's headers and then its body,
-    `write_timeout_s` how long it may leave an answer unread while the connection's buffers are full.
+    `write_timeout_s` how long it may leave an answer unread while the connection's buffers are full. `step_timeout_s` is how
+    long one step of the engine may take before its process is taken to hang.
     """
 
     host: str = "127.0.0.1"
@@ -64,3 +66,4 @@ class ServerOptions(AppOptions):
     keep_alive_s: int = 5
     uvicorn_log_level: str = "warning"
     drain_s: int = 30
+    step_timeout_s: float = STEP_TIMEOUT_S

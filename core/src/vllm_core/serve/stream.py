@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -23,6 +23,9 @@ T = TypeVar("T")
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
 DONE = b"data: [DONE]\n\n"
+
+PIECE = "vllm_core.piece"
+"""Extension of an HTTP scope: sends a piece of a body of unknown length whose head has been sent. See `protocol`."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -88,6 +91,17 @@ async def collect(outputs: Outputs, count: int) -> list[RequestOutput]:
     async with aclosing(outputs):
         last = {index: output async for index, output in outputs}
     return [last[index] for index in range(count)]
+
+
+async def together(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results, in order; the first error ends the others."""
+    tasks = [asyncio.ensure_future(one) for one in asked]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def opened(receive: Receive, outputs: Outputs) -> Outputs:
@@ -159,12 +173,17 @@ class EventStream(Response):
         async with aclosing(self._events):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             with suppress(ClientGoneError):  # the request is aborted by closing the events; nobody waits for an answer
-                await until_gone(receive, self._pump(send))
+                await until_gone(receive, self._pump(scope, send))
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, scope: Scope, send: Send) -> None:
+        async def through_asgi(data: bytes) -> None:
+            await send(_body(data, more=True))
+
+        # Once a token: past middleware and HTTP library where the connection has a shorter way.
+        piece: Callable[[bytes], Awaitable[None]] = scope.get("extensions", {}).get(PIECE, through_asgi)
         try:
             async for data in self._events:
-                await send(_body(data, more=True))
+                await piece(data)
         except VLLMCoreError as error:
             await send(_body(self._failed(answer_of(error)), more=True))
         except Exception:  # the status is sent: the client learns of it in the stream

@@ -1,4 +1,4 @@
-"""Processes that die under load, and a server that is told to stop: every request is answered or fails cleanly."""
+"""Processes that die or hang under load, and a server that is told to stop: every request is answered or fails cleanly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 
 async def status(server: Any, path: str) -> int:
@@ -25,9 +25,18 @@ async def load(streams: Any, stop: asyncio.Event) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("victim", ["engine", pytest.param("worker", marks=pytest.mark.slow)])
-async def test_a_process_that_is_killed_under_load_comes_back(
-    start: Any, streams_on: Any, settled: Any, children_of: Any, victim: str
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [
+        ("engine", signal.SIGKILL),
+        pytest.param("worker", signal.SIGKILL, marks=pytest.mark.slow),
+        # Half a minute passes before a process that says nothing is taken to hang.
+        pytest.param("engine", signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param("worker", signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
+async def test_a_process_that_dies_or_hangs_under_load_comes_back(
+    start: Any, streams_on: Any, settled: Any, children_of: Any, victim: str, number: signal.Signals
 ) -> None:
     options = () if victim == "engine" else ("--tensor-parallel-size", "2")
     with start(*options) as server:
@@ -35,7 +44,7 @@ async def test_a_process_that_is_killed_under_load_comes_back(
         clients = [asyncio.create_task(load(streams, stop)) for _ in range(20)]
         await settled(lambda: server.metrics()["vllm:num_requests_running"] > 20)
         pid = server.engine_pid if victim == "engine" else children_of(server.engine_pid, "worker_main")[-1]
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
         while await status(server, "/health/ready") != 503:
             await asyncio.sleep(0.02)
         assert await status(server, "/health/live") == 200, "the process need not be replaced"
