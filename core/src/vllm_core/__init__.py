@@ -15,7 +15,14 @@ from vllm_core.version import __version__
 if TYPE_CHECKING:
     from vllm_core.async_llm import AsyncLLM
     from vllm_core.llm import LLM
-    from vllm_core.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
+    from vllm_core.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        RequestOutput,
+    )
     from vllm_core.sampling_params import PoolingParams, SamplingParams
 
 _HOMES = {
@@ -25,12 +32,16 @@ _HOMES = {
     "PoolingParams": "vllm_core.sampling_params",
     "RequestOutput": "vllm_core.outputs",
     "CompletionOutput": "vllm_core.outputs",
+    "ClassificationOutput": "vllm_core.outputs",
+    "ClassificationRequestOutput": "vllm_core.outputs",
     "EmbeddingOutput": "vllm_core.outputs",
     "EmbeddingRequestOutput": "vllm_core.outputs",
 }
 
 __all__ = [
     "AsyncLLM",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",

@@ -1,8 +1,8 @@
 """`AsyncLLM`: an engine in its own process, for servers.
 
 Tokenizing and detokenizing happen here, in threads beside the event loop; the engine process sees token ids alone. A process
-that dies fails its requests with EngineDeadError and is started again, with a provider that failed denied; more than
-`MAX_RESTARTS` within `RESTART_WINDOW_S` end the engine.
+that dies, or hangs (`pulse`), fails its requests with EngineDeadError and is started again, with a provider that failed denied;
+more than `MAX_RESTARTS` within `RESTART_WINDOW_S` end the engine.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import zmq
 
+from vllm_core import pulse
 from vllm_core.engine import wire
 from vllm_core.engine.messages import EngineStats
 from vllm_core.engine.postprocess import Postprocessor
 from vllm_core.engine.preprocess import Prepared, Preprocessor
+from vllm_core.engine_facts import EngineFacts
 from vllm_core.errors import DeadlineError, EngineDeadError, RequestError, UnsupportedError, VLLMCoreError
+from vllm_core.models.labels import check_use, classified
 from vllm_core.output_thread import Batch, OutputThread, Waiter
-from vllm_core.outputs import EmbeddingRequestOutput, RequestOutput
+from vllm_core.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, RequestOutput
 from vllm_core.sampling_params import PoolingParams, SamplingParams
 
 if TYPE_CHECKING:
@@ -53,11 +56,16 @@ def _raise_refusal(reply: bytes) -> None:
         raise refused.to_error()
 
 
-class AsyncLLM:
-    """An engine in its own process. All methods belong to one event loop."""
+class AsyncLLM(EngineFacts):
+    """An engine in its own process. All methods belong to one event loop.
 
-    def __init__(self, **options: Any) -> None:
+    ``step_timeout_s`` is how long one step may take before the process is taken to hang; the other options are those of `LLM`.
+    """
+
+    def __init__(self, *, step_timeout_s: float = pulse.STEP_TIMEOUT_S, **options: Any) -> None:
         self._options = options
+        self._step_timeout_s = step_timeout_s
+        self._watch = pulse.Watch(step_timeout_s)
         self._design: Blueprint | None = None
         self._output: OutputThread | None = None
         self._pre: Preprocessor | None = None
@@ -100,7 +108,7 @@ class AsyncLLM:
             raise
         self._output.begin(Postprocessor(self.tokenizer))
         self._check_against_limits()
-        self._watcher = asyncio.create_task(self._watch())
+        self._watcher = asyncio.create_task(self._keep_running())
 
     def _check_against_limits(self) -> None:
         """Requests are checked here; what the engine holds is known once it runs, and may be less after a restart."""
@@ -132,7 +140,7 @@ class AsyncLLM:
         if not self._ready.done():
             raise self._death()
         exited.cancel()
-        ready = self._ready.result()
+        ready, self._watch = self._ready.result(), pulse.Watch(self._step_timeout_s)
         self.max_model_len = ready.max_model_len
         self._design = replace(self._blueprint, plan=explain.from_json(ready.plan))
 
@@ -143,78 +151,19 @@ class AsyncLLM:
             self._watcher.cancel()
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+                self._process.kill()  # it has nothing to put in order, and one that a signal stopped hears no other
         if self._output is not None:
             self._output.stop()
             self._context.destroy(linger=0)
             shutil.rmtree(self._folder, ignore_errors=True)
         self._fail_all(self.error or self._death())
 
-    # -- facts
-
-    @property
-    def _blueprint(self) -> Blueprint:
-        assert self._design is not None, "start() was not awaited"
-        return self._design
-
-    @property
-    def config(self) -> Any:
-        """The engine's configuration."""
-        return self._blueprint.config
-
-    @property
-    def runner(self) -> str:
-        """``generate`` or ``pooling``."""
-        return self._blueprint.runner
-
-    @property
-    def generation_config(self) -> Mapping[str, Any]:
-        """The model's own sampling defaults."""
-        return self._blueprint.source.generation_config
-
-    @property
-    def model_names(self) -> list[str]:
-        """Names that the model answers to."""
-        config = self._blueprint.config.model
-        return list(config.served_model_name) or [config.model]
-
-    @property
-    def plan_text(self) -> str:
-        """The Plan for a person."""
-        from vllm_core.registry import explain
-
-        return explain.to_text(self._blueprint.plan)
-
-    @property
-    def platform_info(self) -> dict[str, str]:
-        """Labels of the metric ``vllm:platform_info``."""
-        plan = self._blueprint.plan
-        return {
-            "platform": plan.platform,
-            "distribution": f"{plan.distribution} {plan.distribution_version}",
-            "device": plan.device.name,
-            "architecture": plan.device.architecture,
-            "dtype": plan.dtype,
-            "kv_dtype": plan.kv_dtype,
-            "track": plan.track,
-        }
-
-    @property
-    def plan_json(self) -> bytes:
-        """The Plan as JSON, demotions of this run included."""
-        from vllm_core.registry import explain
-
-        return explain.to_json(self._blueprint.plan)
+    # -- state
 
     @property
     def num_restarts(self) -> int:
         """Times the engine process was started again."""
         return self._num_restarts
-
-    @property
-    def num_demotions(self) -> int:
-        """Providers that failed, and that another one replaced."""
-        return len(self._blueprint.plan.demotions)
 
     @property
     def is_alive(self) -> bool:
@@ -269,6 +218,22 @@ class AsyncLLM:
     ) -> EmbeddingRequestOutput:
         """Return the prompt's vector. Raises as `generate`."""
         self._require("pooling")
+        check_use(self.labels, wants_classes=False)
+        return await self._pool(prompt, params, request_id, deadline)
+
+    async def classify(
+        self, prompt: str | Sequence[int], request_id: str, *, deadline: float | None = None
+    ) -> ClassificationRequestOutput:
+        """Return the probabilities of the model's classes. Raises as `generate`."""
+        self._require("pooling")
+        found = self.labels
+        check_use(found, wants_classes=True)
+        assert found is not None, "it has been checked"
+        return classified(await self._pool(prompt, PoolingParams(), request_id, deadline), found)
+
+    async def _pool(
+        self, prompt: str | Sequence[int], params: PoolingParams, request_id: str, deadline: float | None
+    ) -> EmbeddingRequestOutput:
         assert self._pre is not None, "start() was not awaited"
         prepared = await asyncio.to_thread(self._pre.pool, request_id, prompt, params, arrival_time=time.time())
         async with self._following(prepared, deadline) as waiter:
@@ -411,6 +376,8 @@ class AsyncLLM:
         if kind == wire.READY:
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(_ready(payload))
+        elif kind == wire.BEAT:
+            self._watch.heard(pulse.decode(payload))
         elif kind == wire.FAILED:
             self._failure = _failure(payload)
         elif kind == wire.REFUSED:
@@ -421,11 +388,25 @@ class AsyncLLM:
             if not future.done():
                 future.set_result(payload)
 
-    async def _watch(self) -> None:
+    async def _ended(self) -> None:
+        """Return when the process has ended, by itself or because it hung."""
+        assert self._process is not None, "watching before the launch"
+        exited = asyncio.ensure_future(self._process.wait())
+        looked = time.monotonic()
+        while not exited.done():
+            await asyncio.wait({exited}, timeout=pulse.BEAT_S)
+            looked, passed = time.monotonic(), time.monotonic() - looked
+            hang = None if exited.done() else self._watch.passed(passed)
+            if hang is not None:
+                self._failure = hang
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await exited
+
+    async def _keep_running(self) -> None:
         """Wait for the process to end; fail its requests and start it again."""
         while not self._stopping:
-            assert self._process is not None, "watching before the launch"
-            await self._process.wait()
+            await self._ended()
             await asyncio.sleep(0.2)  # its last message may still be on the way
             error = self._death()
             log.error("%s", error)

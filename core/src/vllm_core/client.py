@@ -37,9 +37,12 @@ class Server:
         """Close its connections."""
         self._http.close()
 
-    def is_ready(self) -> bool:
-        """Whether it serves requests now."""
-        return self._get("/health/ready", accept=(200, 503)).status_code == 200
+    def state(self) -> str:
+        """Whether it serves requests now: ``ready``, ``asleep`` or ``not ready``."""
+        answer = self._get("/health/ready", accept=(200, 503))
+        if answer.status_code == 200:
+            return "ready"
+        return "asleep" if answer.json().get("status") == "asleep" else "not ready"
 
     def models(self) -> list[str]:
         """Names that it serves."""

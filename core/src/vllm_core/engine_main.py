@@ -23,6 +23,7 @@ from vllm_core.engine import wire
 from vllm_core.engine.messages import EngineRequest, RequestUpdate
 from vllm_core.engine.structured.grammars import MAX_COMPILE_S, too_slow
 from vllm_core.errors import MemoryBudgetError, RequestError, UnsupportedError, VLLMCoreError
+from vllm_core.pulse import Pulse
 
 if TYPE_CHECKING:
     from vllm_core.engine.core import EngineCore
@@ -50,8 +51,9 @@ class Service:
     ``workers`` share the model with this process: one that is gone is noticed while there is nothing to do.
     """
 
-    def __init__(self, core: EngineCore, inbox: Any, outbox: Any, workers: WorkerGroup | None = None) -> None:
+    def __init__(self, core: EngineCore, inbox: Any, outbox: Any, pulse: Pulse, workers: WorkerGroup | None = None) -> None:
         self._core = core
+        self._pulse = pulse
         self._inbox = inbox
         self._outbox = outbox
         self._workers = workers
@@ -66,6 +68,7 @@ class Service:
     def run(self) -> None:
         """Serve until told to stop. Raises what the engine raises."""
         while self._running:
+            self._pulse.begin()
             if self._compiling:
                 self._add_compiled()
             self._receive(block=not (self._core.has_work or self._compiling))
@@ -78,12 +81,19 @@ class Service:
 
     def _receive(self, *, block: bool) -> None:
         while self._running and (block or self._inbox.poll(0)):
-            if block and self._workers is not None:
-                self._poller.poll()
-                self._workers.check()
+            if block:
+                self._wait()
             kind, payload = self._inbox.recv_multipart()
             self._handle(kind, payload)
             block = False
+
+    def _wait(self) -> None:
+        """Until there is a message. Raises the failure of a worker."""
+        self._pulse.rest()
+        self._poller.poll()
+        if self._workers is not None:
+            self._workers.check()
+        self._pulse.begin()
 
     def _handle(self, kind: bytes, payload: bytes) -> None:
         if kind == wire.ADD:
@@ -140,7 +150,9 @@ class Service:
                 self._send(wire.REFUSED, wire.Failure.of(too_slow(), request_id=name))
 
     def _send(self, kind: bytes, payload: object) -> None:
+        self._pulse.rest()  # it may wait for an owner that falls behind
         self._outbox.send_multipart((kind, wire.encode(payload)))
+        self._pulse.begin()
 
 
 def _exit_with_owner() -> None:
@@ -169,7 +181,9 @@ def main() -> int:
     from vllm_core import launch
     from vllm_core.registry import explain
 
-    logging.basicConfig(level=os.environ.get("VLLM_CORE_LOG_LEVEL", "INFO"), format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=os.environ.get("VLLM_CORE_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the owner, which stops this process in order.
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
     threading.Thread(target=_exit_with_owner, daemon=True).start()
@@ -189,7 +203,7 @@ def main() -> int:
             explain.to_json(engine.blueprint.plan),
         )
         outbox.send_multipart((wire.READY, wire.encode(ready)))
-        Service(engine.core, inbox, outbox, engine.workers).run()
+        Service(engine.core, inbox, outbox, Pulse(f"ipc://{start.folder}/out"), engine.workers).run()
         engine.close()
     except Exception as error:  # the owner gets the cause, whatever it is
         level = logging.DEBUG if isinstance(error, VLLMCoreError) else logging.ERROR

@@ -123,11 +123,11 @@ def describe(config: EngineConfig, source: ModelSource) -> tuple[ModelSpec, str,
             expected="track agnostic, whose layers know their weights",
             fix="leave --quantization out, or --model-impl agnostic where it has the architecture",
         )
-    if spec.kind == "encoder" and config.model.runner == "generate":
+    if spec.pooling is not None and config.model.runner == "generate":
         raise ConfigError(
             "Model cannot generate",
             on=f"{source.name} ({spec.architecture})",
-            found="an encoder",
+            found="an encoder" if spec.kind == "encoder" else "a decoder without a language head",
             expected="a decoder for --runner generate",
             fix="use --runner pooling and embed()",
         )
@@ -146,14 +146,6 @@ def needs_of(config: EngineConfig, source: ModelSource | None = None) -> Needs:
     source = source if source is not None else open_model(config.model)
     whole, _, track = describe(config, source)
     workers = config.parallel.tensor_parallel_size
-    if workers > 1 and track == "transformers":
-        raise ConfigError(
-            "Model track runs on one worker",
-            on=f"{source.name} ({whole.architecture}), tensor_parallel_size {workers}",
-            found="track transformers",
-            expected="track agnostic, whose layers know how to be shared",
-            fix="--tensor-parallel-size 1, or --model-impl agnostic where it has the architecture",
-        )
     spec = whole.shard(workers)
     kv_dtype = spec.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     platform = config.platform.platform or os.environ.get("VLLM_PLATFORM") or None

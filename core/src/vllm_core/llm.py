@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from vllm_core.chat import default_sampling, render
 from vllm_core.engine.messages import EngineStats
@@ -16,12 +16,15 @@ from vllm_core.engine.postprocess import Postprocessor
 from vllm_core.engine.preprocess import Limits, Prepared, Preprocessor
 from vllm_core.errors import ConfigError, RequestError
 from vllm_core.interrupts import Deferred
-from vllm_core.outputs import EmbeddingRequestOutput, RequestOutput
+from vllm_core.models import labels
+from vllm_core.models.labels import Labels, check_use, classified
+from vllm_core.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, RequestOutput
 from vllm_core.progress import Progress
 from vllm_core.sampling_params import PoolingParams, SamplingParams
 
 if TYPE_CHECKING:
     from vllm_core.engine.core import EngineCore
+    from vllm_core.engine.transfer import Form, Route, Side, Transfer
     from vllm_core.loader.tokenizer import Tokenizer
     from vllm_core.registry.plan import Plan
 
@@ -52,6 +55,7 @@ class LLM:
         self._post = Postprocessor(self._tokenizer)
         self._ids = itertools.count()
         self._closed = False
+        self._side: Side | None = None
 
     @property
     def plan(self) -> Plan:
@@ -91,6 +95,50 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks."""
         return self._core.reset_prefix_cache()
+
+    def send_kv(
+        self,
+        prompt: Prompt,
+        to: LLM,
+        *,
+        cache_salt: str = "",
+        form: Form | Literal["auto"] = "auto",
+        route: Route | Literal["auto"] = "auto",
+    ) -> Transfer:
+        """Copy what this engine has cached of a prompt's beginning to another engine of the model, in this process.
+
+        That one then continues the prompt without computing this part. Whole blocks of the prefix cache are copied: raw where
+        both keep them in one form, else, or with ``form="canonical"``, whatever the other's block size, order and dtype are.
+        They go from device to device; ``route="host"``, which is also the way where devices do not reach each other, takes
+        them through pinned memory. Both engines are between two calls. Raises RequestError where one is not, UnsupportedError
+        where they cannot exchange KV in this way, MemoryBudgetError where the other has too few free blocks.
+        """
+        from vllm_core.engine.transfer import send
+
+        self._require("generate")
+        to._require("generate")
+        params = SamplingParams(temperature=0.0, max_tokens=1)
+        request = self._pre.generate("kv", prompt, params, arrival_time=0.0, cache_salt=cache_salt)
+        return send(
+            self._kv_side(), to._kv_side(), request.prompt_token_ids, salt=request.children[0].salt, form=form, route=route
+        )
+
+    def _kv_side(self) -> Side:
+        if self._side is None:
+            from vllm_core.engine.memory import GroupMemory
+            from vllm_core.engine.transfer import Side
+
+            design, model = self._engine.blueprint, self._engine.blueprint.config.model
+            drawn = (model.seed, model.dummy_bound) if model.load_format == "dummy" else None
+            self._side = Side(
+                name=f"{design.plan.platform}:{design.plan.device.id}",
+                model=(str(design.source.path), model.revision, repr(sorted(model.hf_overrides.items())), drawn),
+                core=self._core,
+                ops=self._core.ops,
+                device=self._engine.device,
+                groups=[GroupMemory(group.spec, group.layout) for group in design.plan.kv_groups],
+            )
+        return self._side
 
     def sleep(self) -> None:
         """Weights to the host, KV cache dropped, until `wake_up`. Raises UnsupportedError where ``sleep`` is not claimed."""
@@ -168,7 +216,7 @@ class LLM:
         """
         now = time.time()
         prepared = [self._pre.generate(self._next_id(), prompt, p, arrival_time=now) for prompt, p in requests]
-        return Batch(self._core, self._post, prepared, partial=partial)
+        return Batch(self._core, self._post, prepared, partial=partial, enter=self._engine.device.make_current)
 
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], sampling_params: SamplingParams | None = None
@@ -185,6 +233,28 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """One vector per prompt, in their order."""
         self._require("pooling")
+        check_use(self._labels, wants_classes=False)
+        return self._pool(prompts, pooling_params, use_tqdm)
+
+    def classify(self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True) -> list[ClassificationRequestOutput]:
+        """The probabilities of the model's classes for each prompt, in their order."""
+        self._require("pooling")
+        found = self._labels
+        check_use(found, wants_classes=True)
+        assert found is not None, "it has been checked"
+        return [classified(output, found) for output in self._pool(prompts, None, use_tqdm)]
+
+    @property
+    def _labels(self) -> Labels | None:
+        design = self._engine.blueprint
+        return labels.read(design.source.config) if design.spec.num_labels else None
+
+    def _pool(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        use_tqdm: bool,
+    ) -> list[EmbeddingRequestOutput]:
         items = _as_list(prompts)
         params = _match(pooling_params or PoolingParams(), items, "pooling_params")
         now = time.time()
@@ -201,7 +271,7 @@ class LLM:
     def _run(self, prepared: list[Prepared], use_tqdm: bool) -> list[RequestOutput | EmbeddingRequestOutput]:
         done: dict[str, RequestOutput | EmbeddingRequestOutput] = {}
         with (
-            Batch(self._core, self._post, prepared) as batch,
+            Batch(self._core, self._post, prepared, enter=self._engine.device.make_current) as batch,
             Progress(len(prepared), enabled=use_tqdm) as progress,
             Deferred() as interrupts,
         ):
@@ -249,8 +319,17 @@ class LLM:
 class Batch:
     """Requests of one call and the loop that runs them; closing ends those that are not finished."""
 
-    def __init__(self, core: EngineCore, post: Postprocessor, prepared: list[Prepared], *, partial: bool = False) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        post: Postprocessor,
+        prepared: list[Prepared],
+        *,
+        partial: bool = False,
+        enter: Callable[[], None] = lambda: None,
+    ) -> None:
         self._core = core
+        self._enter = enter
         self._post = post
         if len(post):
             # The outputs of the other batch's requests would come here, and be lost to it.
@@ -278,6 +357,7 @@ class Batch:
 
     def advance(self) -> list[RequestOutput | EmbeddingRequestOutput]:
         """Run one step and return the outputs that it touched."""
+        self._enter()  # another LLM of this thread may have another device
         processed = self._post.process(self._core.step())
         if processed.abort:
             self._core.abort(processed.abort)

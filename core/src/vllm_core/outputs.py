@@ -55,6 +55,29 @@ class EmbeddingOutput:
 
 
 @dataclass(slots=True)
+class ClassificationOutput:
+    """The probability of each class, in the order of the model's; of a regression its values."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the model has."""
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ClassificationRequestOutput:
+    """The classes of one prompt."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ClassificationOutput
+    finished: bool = True
+    error: str | None = None
+
+
+@dataclass(slots=True)
 class EmbeddingRequestOutput:
     """The vector of one prompt."""
 

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_core.async_llm import AsyncLLM
 from vllm_core.engine.messages import EngineStats
+from vllm_core.pulse import STEP_TIMEOUT_S
 
 if TYPE_CHECKING:
     from vllm_core.loader.tokenizer import Tokenizer
-    from vllm_core.outputs import EmbeddingRequestOutput, RequestOutput
+    from vllm_core.models.labels import Labels
+    from vllm_core.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, RequestOutput
     from vllm_core.sampling_params import PoolingParams, SamplingParams
 
 PIECE = 256
@@ -83,8 +85,9 @@ def _pieces(prompt: str | Sequence[int], salt: str) -> Iterator[bytes]:
 class Replicas:
     """`data_parallel_size` engines that serve as one. All methods belong to one event loop."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, step_timeout_s: float = STEP_TIMEOUT_S, **options: Any) -> None:
         self._options = options
+        self._step_timeout_s = step_timeout_s
         self._engines: list[AsyncLLM] = []
         self._routes = Routes(0)
 
@@ -93,7 +96,7 @@ class Replicas:
         from vllm_core.replica_devices import replica_options
 
         parts = await asyncio.to_thread(replica_options, self._options)
-        self._engines = [AsyncLLM(**part) for part in parts]
+        self._engines = [AsyncLLM(step_timeout_s=self._step_timeout_s, **part) for part in parts]
         self._routes = Routes(len(self._engines))
         results = await asyncio.gather(*(engine.start() for engine in self._engines), return_exceptions=True)
         failed = [result for result in results if isinstance(result, BaseException)]
@@ -138,6 +141,11 @@ class Replicas:
     def runner(self) -> str:
         """``generate`` or ``pooling``."""
         return self._engines[0].runner
+
+    @property
+    def labels(self) -> Labels | None:
+        """The classes of a model that classifies."""
+        return self._engines[0].labels
 
     @property
     def generation_config(self) -> Mapping[str, Any]:
@@ -201,6 +209,12 @@ class Replicas:
         index = self._choose(prompt, "")
         with self._routes.counted(index):
             return await self._engines[index].embed(prompt, params, request_id, **details)
+
+    async def classify(self, prompt: str | Sequence[int], request_id: str, **details: Any) -> ClassificationRequestOutput:
+        """As `AsyncLLM.classify`."""
+        index = self._choose(prompt, "")
+        with self._routes.counted(index):
+            return await self._engines[index].classify(prompt, request_id, **details)
 
     async def stats(self) -> EngineStats:
         """Sums over the engines that serve; `kv_usage` is their mean. Raises EngineDeadError where none does."""

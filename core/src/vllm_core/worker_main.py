@@ -61,6 +61,7 @@ def main() -> int:
     """Run the process; returns its exit status."""
     channel = Channel(socket.socket(fileno=os.dup(0)))
     threading.Thread(target=_exit_with_leader, args=(channel,), daemon=True).start()
+    threading.Thread(target=channel.beat_for_ever, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the leader.
     try:
         start = frames.decode_start(channel.expect(frames.START))

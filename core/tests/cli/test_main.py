@@ -87,6 +87,7 @@ def test_unknown_names_have_the_nearest(argv: list[str], expected: str, capsys: 
     ("argv", "expected"),
     [
         (["serve"], "MODEL"),
+        (["serve", "a", "--model", "b"], "a and --model b"),
         (["serve", "a", "b"], "unexpected argument 'b'"),
         (["serve", "a", "--port", "70000"], "'70000' is no port"),
         (["serve", "a", "--port", "x"], "'x' is no port"),

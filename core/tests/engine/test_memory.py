@@ -67,6 +67,12 @@ def test_a_context_asked_for_that_does_not_fit_names_bytes_needed_and_had() -> N
     assert "--max-model-len to 144" in caught.value.fix
 
 
+def test_an_error_says_what_the_plan_chose_that_the_bytes_depend_on() -> None:
+    """field-reports 43: the cache did not fit, and nothing told whose cache it was."""
+    with pytest.raises(MemoryBudgetError, match=r"max_model_len 1024 \(platform p; full KV of q in fp8\)"):
+        size_kv(request(absolute_bytes=BLOCK, chosen="platform p; full KV of q in fp8"), [group()], stats())
+
+
 def test_a_context_nobody_asked_for_is_cut_to_what_fits() -> None:
     budget = size_kv(request(absolute_bytes=10 * 2 * BLOCK, explicit_len=False), [group()], stats())
     assert budget.max_model_len == 9 * 16

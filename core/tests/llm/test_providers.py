@@ -44,6 +44,7 @@ CASES = {
     "linear_pack": ({"linear_pack": "fail", "linear": "fail"}, "linear"),
     "sample": ({"sample": "fail"}, "tail"),
     "log_probabilities": ({"log_probabilities": "fail"}, "tail"),
+    "grammar_mask": ({"grammar_mask": "fail"}, "tail"),
 }
 
 
@@ -109,10 +110,12 @@ def test_a_forced_provider_has_no_replacement(llama, engines, site):
     assert "no kernel for this shape" in caught.value.found
 
 
-def test_a_working_package_serves_what_it_offers(llama, engines, site, run):
-    site.kernels("good", {"rms_norm": "rms_norm"}, "from vllm_core.ops.norm import rms_norm")
-    llm = engines(llama)
-    assert {b.op for b in llm.plan.bindings if b.provider == "good"} == {"rms_norm"}
+@pytest.mark.parametrize("track", ["agnostic", "transformers"])
+def test_a_working_package_serves_what_it_offers_whichever_track_runs_the_model(llama, engines, site, run, track):
+    """field-reports 17: one path of two had a registry of its own, and dropped what plugins brought."""
+    site.kernels("good", {"gather_rows": "gather_rows"}, "from vllm_core.ops.embedding import gather_rows")
+    llm = engines(llama, model_impl=track)
+    assert {b.op for b in llm.plan.bindings if b.provider == "good"} == {"gather_rows"}
     assert run(llm, [PROMPT], GREEDY) == [llama.greedy(PROMPT, 8)]
 
 

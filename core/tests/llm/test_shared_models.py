@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import signal
+from pathlib import Path
 
 import pytest
 
@@ -115,22 +118,34 @@ def test_a_provider_that_fails_on_another_worker_while_serving_is_named_with_its
         assert "worn out" in caught.value.found
 
 
-def test_a_worker_killed_between_two_calls_ends_the_engine_but_not_the_next_one(llama, engines, run):
+@pytest.mark.parametrize(
+    ("number", "found"), [(signal.SIGKILL, r"killed by signal 9 \(Killed\)"), (signal.SIGSTOP, "stopped by a signal")]
+)
+def test_a_worker_lost_between_two_calls_ends_the_engine_but_not_the_next_one(llama, engines, run, monkeypatch, number, found):
+    """One that only hangs is as lost as a dead one: its silence tells."""
+    monkeypatch.setattr("vllm_core.engine.parallel.worker.SILENT_S", 4.0)
     llm = engines(llama, tensor_parallel_size=2)
     pids = llm._engine.workers.pids
-    os.kill(pids[0], 9)
+    os.kill(pids[0], number)
     for _ in range(2):
         with pytest.raises(EngineDeadError, match="rank 1 of 2") as caught:
             run(llm, PROMPTS[:1], GREEDY)
-        assert caught.value.found == "killed by signal 9 (Killed)"
+        assert re.search(found, caught.value.found)
+    assert not Path(f"/proc/{pids[0]}").exists(), "a worker that hangs is ended"
     llm.shutdown()
+
+
+def test_the_track_of_transformers_is_shared_too(llama, engines, run):
+    llm = engines(llama, tensor_parallel_size=2, model_impl="transformers")
+    assert (llm.plan.track, llm.plan.tensor_parallel) == ("transformers", 2)
+    assert run(llm, PROMPTS[:3], GREEDY) == [llama.greedy(prompt, 24) for prompt in PROMPTS[:3]]
 
 
 @pytest.mark.parametrize(
     ("changes", "options", "mentions"),
     [
-        ({"num_attention_heads": 9, "num_key_value_heads": 3}, {}, "9 attention heads, 3 KV heads"),
-        ({}, {"model_impl": "transformers"}, "track transformers"),
+        ({"intermediate_size": 47}, {}, "47 inner features"),
+        ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, {}, "transformers has no plan"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_anything_starts(llama, changes, options, mentions):
@@ -142,10 +157,11 @@ def test_what_cannot_be_shared_is_refused_before_anything_starts(llama, changes,
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_a_real_model_says_the_same_on_three_workers(model_file, run, engines):
+def test_a_real_model_says_the_same_on_two_and_three_workers(model_file, run, engines):
+    """Its three KV heads are shared equally by three workers; two get one of zeros."""
     path = model_file("SmolLM2-135M-Instruct.Q4_1.gguf")
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
     prompt = "The three laws of thermodynamics are"
-    outcomes = [run(engines(path, tensor_parallel_size=count), [prompt], params) for count in (1, 3)]
-    assert outcomes[0] == outcomes[1]
+    outcomes = [run(engines(path, tensor_parallel_size=n, kv_cache_memory_bytes=1 << 24), [prompt], params) for n in (1, 2, 3)]
+    assert outcomes[1:] == outcomes[:1] * 2
     assert len(outcomes[0][0]) == 64

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -103,6 +104,24 @@ async def test_a_killed_worker_fails_the_requests_with_its_rank_and_the_engine_s
         await until(lambda: not llm.is_alive)
         with pytest.raises(EngineDeadError):
             await last(llm, "meanwhile")
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_a_worker_that_hangs_while_it_serves_is_named_and_the_engine_starts_again(llama):
+    """Half a minute without a sign of life: less than a step may take, so that the worker is named and not the engine."""
+    async with started(llama) as llm:
+        (worker,) = children(llm._process.pid)
+        task = asyncio.create_task(last(llm, "first", LONG))
+        while not (await llm.stats()).running:
+            await asyncio.sleep(0.01)
+        os.kill(worker, signal.SIGSTOP)
+        with pytest.raises(EngineDeadError, match=r"rank 1 of 2, device \w+:") as caught:
+            await task
+        assert "stopped by a signal" in caught.value.found
+        assert has_ended(worker)
+        await until(lambda: llm.is_alive)
+        assert await last(llm, "again") == llama.greedy(PROMPT, 12)
 
 
 class Killer(threading.Thread):

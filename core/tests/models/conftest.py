@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from vllm_core.api import OPS, StepInputs
+from vllm_core.api import OPS, Eager, StepInputs
 from vllm_core.layers.shard import Shard
 from vllm_core.models import catalog
 from vllm_core.models.build import build_model
@@ -23,6 +24,9 @@ BLOCK = 4
 
 class PlainDevice:
     """Just enough of a Device for a model: zero-filled tensors, counted by pool."""
+
+    eager = Eager("full")
+    facts = SimpleNamespace(memory_kind="host")
 
     def __init__(self) -> None:
         self.allocated: dict[str, int] = {}
@@ -218,18 +222,33 @@ class Workers:
 
 
 @pytest.fixture
-def build_workers() -> Iterator[Callable[..., Workers]]:
+def shards() -> Iterator[Callable[[int], list[Shard]]]:
+    """Makes the shards of so many workers, which are threads of this process."""
+    handles = []
+
+    def make(count: int) -> list[Shard]:
+        barrier, slots = threading.Barrier(count), [None] * count
+        mine = [comm.register(Meeting(rank, barrier, slots)) for rank in range(count)]
+        handles.extend(mine)
+        return [Shard(rank, count, handle) for rank, handle in enumerate(mine)]
+
+    yield make
+    for handle in handles:
+        comm.forget(handle)
+
+
+@pytest.fixture
+def build_workers(shards: Callable[[int], list[Shard]]) -> Iterator[Callable[..., Workers]]:
     """Builds a model shared by several workers on the references; ``weights`` makes the pairs that each is given."""
-    pools, handles = [], []
+    pools = []
 
     def make(config: dict[str, Any], count: int, weights: Callable[[Any], Any] | None = None, **options: Any) -> Workers:
-        barrier, slots, parts = threading.Barrier(count), [None] * count, []
+        parts = []
         spec = catalog.describe(config, dtype=options.get("dtype", "float32"), pooling=options.get("pooling"))
         pools.append(ThreadPoolExecutor(count))
-        for rank in range(count):
-            handles.append(comm.register(Meeting(rank, barrier, slots)))
+        for shard in shards(count):
             ops = References()
-            model = build_model(spec, PlainDevice(), ops, max_tokens=256, shard=Shard(rank, count, handles[-1]))
+            model = build_model(spec, PlainDevice(), ops, max_tokens=256, shard=shard)
             model.load_dummy(0) if weights is None else model.load(weights(model))
             parts.append(Sequences(spec.shard(count), model, ops))
         return Workers(parts, pools[-1])
@@ -237,8 +256,6 @@ def build_workers() -> Iterator[Callable[..., Workers]]:
     yield make
     for pool in pools:
         pool.shutdown()
-    for handle in handles:
-        comm.forget(handle)
 
 
 @pytest.fixture

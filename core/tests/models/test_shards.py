@@ -68,11 +68,24 @@ def test_workers_together_compute_what_one_computes(build, build_workers, name, 
         assert all(torch.equal(a, b) for a, b in zip(outcomes[0], other, strict=True))
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_an_encoder_is_shared_too(build, build_workers, count):
-    rows = [(0, PROMPTS[0]), (1, PROMPTS[1])]
-    alone = build(BERT, pooling="mean").step(rows)
-    for outcome in build_workers(BERT, count, pooling="mean").run(lambda one: one.step(rows)):
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (5, 5)])
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}])
+def test_heads_that_workers_cannot_share_equally_are_filled_up_with_zeros(build, build_workers, heads, kv_heads, changes):
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 16}
+    config = {**config_of("llama"), **sizes, **changes}
+    outcomes = build_workers(config, 2).run(script)
+    close(outcomes[0], script(build(config)))
+    assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
+    part = catalog.describe(config, dtype="float32").shard(2)
+    assert 2 * part.num_kv_heads == kv_heads + 1
+    assert part.num_heads == part.num_kv_heads * heads // kv_heads
+
+
+@pytest.mark.parametrize(("heads", "count"), [(4, 2), (4, 4), (3, 2)])
+def test_an_encoder_is_shared_too(build, build_workers, heads, count):
+    rows, config = [(0, PROMPTS[0]), (1, PROMPTS[1])], {**BERT, "num_attention_heads": heads}
+    alone = build(config, pooling="mean").step(rows)
+    for outcome in build_workers(config, count, pooling="mean").run(lambda one: one.step(rows)):
         close(outcome, alone)
 
 
@@ -108,7 +121,7 @@ def test_what_is_summed_is_summed_once_per_sublayer(build_workers):
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "inner", "count"), [(9, 3, 72, 2), (12, 3, 72, 4), (8, 8, 36, 8), (4, 2, 72, 8), (12, 4, 72, 6)]
+    ("heads", "kv_heads", "inner", "count"), [(9, 3, 35, 2), (12, 3, 72, 4), (8, 8, 36, 8), (4, 2, 72, 8), (12, 4, 72, 6)]
 )
 def test_sizes_that_do_not_divide_are_refused_with_all_of_them(heads, kv_heads, inner, count):
     config = {**config_of("llama"), "num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": inner}

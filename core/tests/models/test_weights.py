@@ -130,6 +130,23 @@ def test_dummy_weights_depend_on_seed_and_name_alone(build, llama_config):
     assert not torch.equal(deeper._layers[1].out.packed.weight, first.model._layers[0].out.packed.weight)
 
 
+def test_dummy_weights_are_laid_out_where_their_numbers_were_put():
+    loader, put = WeightLoader("a model", prefix="", ignored=()), []
+    loader.expect({"a": (3, 5)}, torch.bfloat16, lambda tensor: None)
+    loader.expect({"b": (7,)}, torch.bfloat16, lambda tensor: None)
+
+    def place(numbers: torch.Tensor) -> torch.Tensor:
+        put.append(len(numbers))
+        return numbers.to("meta")
+
+    there = dict(loader.dummy(0, 1e-3, place))
+    assert len(put) == 1
+    assert {(name, tensor.device.type, tuple(tensor.shape)) for name, tensor in there.items()} == {
+        ("a", "meta", (3, 5)),
+        ("b", "meta", (7,)),
+    }
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_dummy_models_of_every_architecture_give_finite_states(architecture, reference, build):
     config = reference(architecture, head_dim=12).config

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -135,6 +136,15 @@ class Device(ABC):
         """Capture ``work`` for replay. Raises UnsupportedError unless `supports_graphs`."""
         raise self._unsupported("graph capture", "supports_graphs")
 
+    def rehearsal(self, providers: frozenset[str]) -> AbstractContextManager[object] | None:
+        """A context in which ops run nothing, and after which what they would have launched is ready: compiled, all at once.
+
+        Inside, outputs stay as they are (zeros, in new memory of this Device), and `capture` returns a graph that does nothing.
+        ``providers`` are those whose ops will be called. Returns None, the default, where there is nothing to gain, or where
+        one of them would really run.
+        """
+        return None
+
     def offload(self, pool: Pool) -> int:
         """`release`, with the contents moved to the host until `restore`.
 
@@ -153,6 +163,21 @@ class Device(ABC):
     def copy_to_peer(self, tensor: torch.Tensor, peer: Device) -> torch.Tensor:
         """Copy to another device of this type. Raises UnsupportedError unless ``peer_copy`` is claimed."""
         raise self._unsupported("peer copy", "peer_copy")
+
+    def copy_into_peer(self, source: torch.Tensor, target: torch.Tensor, peer: Device) -> None:
+        """`copy_to_peer` into memory that is there: ``target`` of ``peer`` has the shape and dtype of ``source``.
+
+        Both are contiguous. Work queued before on either device comes before the copy, and later work after it.
+        The default copies twice.
+        """
+        target.copy_(self.copy_to_peer(source, peer))
+
+    def make_current(self) -> None:
+        """Let the calling thread use this device: another one of the process may have been used in it before.
+
+        The default does nothing.
+        """
+        return
 
     def communicator(self, rank: int, world_size: int, rendezvous: str) -> Communicator:
         """Join a group of ranks, one per process, each with a Device of this type; returns when all have joined.

@@ -10,7 +10,16 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from vllm_core.api import CAPABILITIES, Manifest, NotImplementedYet, Partial, Unsupported, Versioned, is_available
+from vllm_core.api import (
+    CAPABILITIES,
+    ENTRY_POINT_GROUP,
+    Manifest,
+    NotImplementedYet,
+    Partial,
+    Unsupported,
+    Versioned,
+    is_available,
+)
 from vllm_core.api.capability import describe
 from vllm_core.authoring.finding import Finding, failed, ok, skipped
 from vllm_core.authoring.subject import UNKNOWN_VERSION, Subject
@@ -139,8 +148,8 @@ def _own_names(subject: Subject) -> Iterator[Finding]:
         yield failed(
             "entry point",
             subject.distribution,
-            "no entry point of the group vllm.platforms",
-            expected='[project.entry-points."vllm.platforms"] with NAME = "package.plugin"',
+            f"no entry point of the group {ENTRY_POINT_GROUP}",
+            expected=f'[project.entry-points."{ENTRY_POINT_GROUP}"] with NAME = "package.plugin"',
             fix="add it to pyproject.toml: core finds plugins by it alone",
         )
     for one in subject.entries:

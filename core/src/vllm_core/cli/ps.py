@@ -48,7 +48,7 @@ def _state(one: Entry) -> str:
 
     with closing(Server(one.address)) as server:
         try:
-            return "ready" if server.is_ready() else "not ready"
+            return server.state()
         except VLLMCoreError as error:
             return f"no answer: {error.found}"
 

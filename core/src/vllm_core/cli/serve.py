@@ -18,7 +18,8 @@ _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser("serve", help="serve a model over HTTP", description="Serve a model with OpenAI's API.")
-    parser.add_argument("model", metavar="MODEL", help="folder, GGUF file, repository name, or 'demo'")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder, GGUF file, repository name, or 'demo'")
+    parser.add_argument("--model", dest="named_model", metavar="MODEL", help="the same, as an option")
     _add_address(parser.add_argument_group("Where and to whom"))
     _add_limits(parser.add_argument_group("Limits"))
     add_features(parser.add_argument_group("Tools, reasoning, structured output"))
@@ -83,6 +84,7 @@ def _add_limits(section: argparse._ArgumentGroup) -> None:
         ("header", 30.0, "seconds for the headers of a request to arrive"),
         ("body", 60.0, "seconds for its body to arrive"),
         ("write", 300.0, "seconds that a client may leave an answer unread"),
+        ("step", 300.0, "seconds that one step may take before the engine is taken to hang and started again"),
     ):
         section.add_argument(
             f"--{name}-timeout-s", type=_seconds, default=default, metavar="N", help=f"{text} (default: %(default)s)"
@@ -133,6 +135,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_core.serve import server
     from vllm_core.serve.settings import ServerOptions
 
+    args.model = _model(args.model, args.named_model)
     environment_key = os.environ.get("VLLM_CORE_API_KEY")
     keys = args.api_key if args.api_key is not None else [environment_key] if environment_key is not None else []
     options = ServerOptions(
@@ -155,6 +158,7 @@ def run(args: argparse.Namespace) -> int:
         header_timeout_s=args.header_timeout_s,
         body_timeout_s=args.body_timeout_s,
         write_timeout_s=args.write_timeout_s,
+        step_timeout_s=args.step_timeout_s,
         drain_s=args.drain_s,
         allowed_origins=args.allowed_origins,
         allowed_methods=args.allowed_methods,
@@ -169,6 +173,22 @@ def run(args: argparse.Namespace) -> int:
         features=features_of(args),
     )
     return server.run(options, engine_options(args))
+
+
+def _model(first: str | None, named: str | None) -> str:
+    """The model, given in one of both ways."""
+    from vllm_core.errors import ConfigError
+
+    given = [one for one in (first, named) if one is not None]
+    if len(given) != 1:
+        raise ConfigError(
+            "Model is not clear",
+            on="vllm-core serve",
+            found="no model" if not given else f"{first} and --model {named}",
+            expected="one model",
+            fix="vllm-core serve MODEL; `vllm-core serve demo` serves a small one",
+        )
+    return given[0]
 
 
 def _checked(key: str) -> str:

@@ -34,6 +34,9 @@ forward part is captured, up to the logits, and the tail runs eagerly."""
 FORWARD = -1
 """Stands for the features of a captured forward part, which needs none."""
 
+REHEARSED = (0, layout.F_RANDOM, layout.F_RANDOM | layout.F_FILTER)
+"""Features of tails that are rehearsed: greedy, drawn, and drawn from the likeliest."""
+
 Body = Callable[[torch.Tensor, list[int], int], StepInputs]
 
 
@@ -99,12 +102,7 @@ class CapturedSteps:
     def _capture(self, size: int, features: int) -> tuple[Graph, StepInputs] | None:
         """Run the step on padding rows, which compiles what is not compiled yet, then capture it."""
         started = time.perf_counter()
-        packed = self._packed[LEAD_WORDS - layout.HEADER_WORDS : LEAD_WORDS + 4 * size]
-        packed[layout.HEADER_WORDS :].copy_(torch.from_numpy(self._padding[: 4 * size]))
-        # The longest sequence and one more: a step in flight may overshoot the end.
-        longest = self._state.tokens.shape[1]
-        header = [layout.LAYOUT_VERSION, 0, 0, 0, 0, size, size, size, 1, longest]
-        header += [0] * (layout.HEADER_WORDS - len(header))
+        packed, header = self._padded(size)
         self._body(packed, header, features)
         inputs: list[StepInputs] = []
         try:
@@ -116,6 +114,21 @@ class CapturedSteps:
         self._graphs[size, features] = graph, inputs[-1]
         self.seconds += time.perf_counter() - started
         return graph, inputs[-1]
+
+    def _padded(self, size: int) -> tuple[torch.Tensor, list[int]]:
+        """A step of padding rows, on the device, and its header."""
+        packed = self._packed[LEAD_WORDS - layout.HEADER_WORDS : LEAD_WORDS + 4 * size]
+        packed[layout.HEADER_WORDS :].copy_(torch.from_numpy(self._padding[: 4 * size]))
+        # The longest sequence and one more: a step in flight may overshoot the end.
+        longest = self._state.tokens.shape[1]
+        header = [layout.LAYOUT_VERSION, 0, 0, 0, 0, size, size, size, 1, longest]
+        return packed, header + [0] * (layout.HEADER_WORDS - len(header))
+
+    def rehearse(self) -> None:
+        """Run the body of every size, with what tails commonly have."""
+        for size in self._sizes:
+            for features in REHEARSED if size == self._sizes[0] else REHEARSED[-1:]:
+                self._body(*self._padded(size), features)
 
     def stage(self, step: CapturedStep, packed: npt.NDArray[np.int32], header: Sequence[int], turn: int) -> torch.Tensor:
         """Copy a step's difference and its padded rows to the device; returns the difference there."""

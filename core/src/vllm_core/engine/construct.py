@@ -16,6 +16,7 @@ from vllm_core.engine.core import EngineCore
 from vllm_core.engine.memory import GroupMemory, KVBudget, MemoryRequest, size_kv
 from vllm_core.engine.parallel.program import LeadProgram
 from vllm_core.engine.program import ComposedProgram, StateShape, allocate_state
+from vllm_core.engine.rehearsal import rehearse
 from vllm_core.engine.scheduler import GroupLimits, Scheduler, SchedulerLimits
 from vllm_core.engine.structured.grammars import Grammars, Vocabulary
 from vllm_core.engine.warmup import warm_up
@@ -147,9 +148,10 @@ def build_program(
     with _timed(timings, "memory_s"):
         groups = [GroupMemory(group.spec, group.layout) for group in plan.kv_groups]
         budget = part.agree(size_kv(_memory_request(design, part.sharers), groups, device.statistics()), groups)
-        kv = _bind_kv(spec, plan, device, ops, budget)
+        kv, memory = _bind_kv(spec, plan, device, ops, budget)
         state = allocate_state(device, _state_shape(design, groups, budget))
-    program = ComposedProgram(spec, model, device, ops, state, kv, _max_rows(design), _graph_sizes(design, device))
+    sizes = _graph_sizes(design, device)
+    program = ComposedProgram(spec, model, device, ops, state, kv, _max_rows(design), sizes, memory)
     return program, budget
 
 
@@ -209,6 +211,12 @@ def build_core(
         depth=steps_in_flight(config, device),
         grammars=Grammars(lambda: _vocabulary(design)),
     )
+    # Models of the transformers track call torch between ops, which would really run, on what ops left as it was.
+    if others is None and isinstance(program, ComposedProgram) and plan.track == "agnostic":
+        rehearsed = EngineCore(Scheduler(scheduler_limits, group_limits), program, ops)
+        providers = {binding.provider for binding in plan.bindings}
+        with _timed(timings, "rehearsal_s"):
+            rehearse(rehearsed, program, device, providers, spec, budget.max_model_len)
     with _timed(timings, "warmup_s"):
         warm_up(EngineCore(Scheduler(scheduler_limits, group_limits), program, ops), spec, budget.max_model_len)
         device.synchronize()
@@ -233,7 +241,7 @@ def _model(design: DesignLike, device: Device, ops: BoundOps, part: Part) -> Any
     if design.plan.track == "transformers":
         from vllm_core.models import transformers_track
 
-        model: Any = transformers_track.build(spec, design.source, device, ops, **sizes)
+        model: Any = transformers_track.build(spec, design.source, device, ops, **sizes, shard=part.shard)
     else:
         model = build_model(spec, device, ops, **sizes, shard=part.shard, max_rows=_max_rows(design))
     if design.config.model.load_format == "dummy":
@@ -261,20 +269,34 @@ def _memory_request(design: DesignLike, sharers: int) -> MemoryRequest:
         utilization=cache.device_memory_utilization,
         override_blocks=cache.num_gpu_blocks_override,
         sharers=sharers,
+        chosen=_chosen(design.plan),
     )
 
 
-def _bind_kv(spec: ModelSpec, plan: PlanLike, device: Device, ops: BoundOps, budget: KVBudget) -> list[Any]:
-    """One KV object per layer, in layer order; encoders have none."""
+def _chosen(plan: Any) -> str:
+    """Platform, KV provider, dtype and block size of each group."""
+    parts = [f"platform {plan.platform}"]
+    for group in plan.kv_groups:
+        role, layout = f"kv.{group.spec.index}.{group.spec.kind}", group.layout
+        provider = next((one.provider for one in plan.bindings if (one.op, one.role) == ("kv_bind", role)), plan.program)
+        parts.append(f"{group.spec.kind} KV of {provider} in {layout.dtype}, {layout.tokens_per_block} tokens a block")
+    return "; ".join(parts)
+
+
+def _bind_kv(
+    spec: ModelSpec, plan: PlanLike, device: Device, ops: BoundOps, budget: KVBudget
+) -> tuple[list[Any], list[torch.Tensor | None]]:
+    """One KV object per layer, in layer order, and the memory of each; encoders have none."""
     kv: list[Any] = [None] * len(spec.layers)
+    memories: list[torch.Tensor | None] = [None] * len(spec.layers)
     for group, count in zip(plan.kv_groups, budget.num_blocks, strict=True):
         bind = ops.get("kv_bind", f"kv.{group.spec.index}.{group.spec.kind}")
         for layer in group.spec.layers:
-            memory = device.allocate("kv", (count, group.layout.block_bytes), torch.uint8)
+            memories[layer] = memory = device.allocate("kv", (count, group.layout.block_bytes), torch.uint8)
             kv[layer] = bind(
                 memory, group.spec.num_kv_heads, group.spec.head_size, group.layout.dtype, group.layout.tokens_per_block
             )
-    return kv
+    return kv, memories
 
 
 def _state_shape(design: DesignLike, groups: list[GroupMemory], budget: KVBudget) -> StateShape:

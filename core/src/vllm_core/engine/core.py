@@ -32,7 +32,7 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.program = program
-        self._ops = ops
+        self.ops = ops
         self._depth = depth
         self._in_flight: deque[tuple[ScheduledStep, StepHandle]] = deque()
         self._steps = 0
@@ -98,7 +98,7 @@ class EngineCore:
         """Counters since start and gauges now."""
         stats = self.scheduler.stats()
         stats.steps = self._steps
-        stats.calls_by_kind = dict(self._ops.kinds())
+        stats.calls_by_kind = dict(self.ops.kinds())
         return stats
 
     def _step(self) -> list[RequestUpdate]:
@@ -142,7 +142,7 @@ class EngineCore:
         try:
             return work()
         except Exception as error:
-            culprit = self._ops.culprit(error.__traceback__)
+            culprit = self.ops.culprit(error.__traceback__)
             if culprit is None:
                 raise
             raise ProviderFailedError.of(culprit, error) from error

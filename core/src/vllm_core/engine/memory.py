@@ -43,7 +43,8 @@ class GroupMemory:
 class MemoryRequest:
     """What the engine asks for. `explicit_len`: the user set the context, so it is not cut.
 
-    `sharers` is how many workers of this model divide the device's memory; `absolute_bytes` is one worker's.
+    `sharers` is how many workers of this model divide the device's memory; `absolute_bytes` is one worker's. `chosen` says
+    what the Plan chose that the bytes depend on: an error that names none of it cannot be acted on.
     """
 
     max_model_len: int
@@ -53,6 +54,7 @@ class MemoryRequest:
     utilization: float
     override_blocks: int | None
     sharers: int = 1
+    chosen: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def size_kv(request: MemoryRequest, groups: Sequence[GroupMemory], stats: Memory
     if fits < request.max_model_len and (request.explicit_len or fits < SMALLEST_CONTEXT):
         raise MemoryBudgetError(
             "KV cache does not hold one sequence",
-            on=f"max_model_len {request.max_model_len}",
+            on=f"max_model_len {request.max_model_len}{f' ({request.chosen})' if request.chosen else ''}",
             found=f"{budget} bytes, enough for {fits} tokens",
             expected=f"{needed} bytes",
             fix=f"raise --num-gpu-blocks-override, or lower --max-model-len to {fits}"

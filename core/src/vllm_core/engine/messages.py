@@ -41,7 +41,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: list[float]
 
 
-class RequestUpdate(msgspec.Struct, kw_only=True, gc=False):
+class RequestUpdate(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """What one step brought one request. `finish_reason` is stop, length, abort or error; None while running.
 
     `stop_reason` is the stop token, where one ended it. `prompt_logprobs` comes once, with the first token; its first

@@ -177,9 +177,11 @@ class ComposedProgram(StepProgram):
         kv: Sequence[Any],
         rows: int,
         graph_sizes: Sequence[int] = (),
+        kv_memory: Sequence[torch.Tensor | None] = (),
     ) -> None:
         self.spec = spec
         self.state = state
+        self.kv_memory = kv_memory
         self._model = model
         self._device = device
         self._kv = kv
@@ -209,7 +211,7 @@ class ComposedProgram(StepProgram):
         if spec.pooling is None:
             self._logits = self._all_logits = device.allocate("workspace", (rows, spec.vocab_size), torch.float32)
         else:
-            self._pooled = [device.allocate("workspace", (rows, spec.hidden_size), torch.float32) for _ in range(STAGES)]
+            self._pooled = [device.allocate("workspace", (rows, spec.pooled_size), torch.float32) for _ in range(STAGES)]
         # Tokens and flags of steps in flight must not be overwritten, so they rotate with the staging buffers. On a device
         # with memory of its own only the host's side rotates: the device itself keeps steps and copies in order.
         shared = None if self._host_memory else device.allocate("workspace", (5 * rows,), torch.uint8)
@@ -240,6 +242,17 @@ class ComposedProgram(StepProgram):
         except MemoryBudgetError:
             self._device.offload("weights")
             raise
+
+    def rehearse(self) -> None:
+        """Within the device's rehearsal: run the body of every step that may be captured later."""
+        if self._captured is not None:
+            with self._no_autograd:
+                self._captured.rehearse()
+
+    @property
+    def kv(self) -> Sequence[Any]:
+        """The KV object of each layer, as its provider made it of `kv_memory`."""
+        return self._kv
 
     @property
     def captured(self) -> CapturedSteps | None:

@@ -116,6 +116,11 @@ class Scheduler:
         return bool(self._requests)
 
     @property
+    def tables(self) -> KVTables:
+        """The block tables, for what takes blocks out of the cache or puts some in while no step is in flight."""
+        return self._tables
+
+    @property
     def num_running(self) -> int:
         """Requests that hold a slot."""
         return len(self._running)

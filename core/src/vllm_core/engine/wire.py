@@ -15,6 +15,8 @@ ADD, ABORT, STATS, RESET, SLEEP, WAKE, STOP = b"add", b"abort", b"stats?", b"res
 READY, UPDATES, STATS_REPLY, RESET_REPLY, REFUSED, FAILED = b"ready", b"updates", b"stats", b"reset", b"refused", b"failed"
 SLEEP_REPLY, WAKE_REPLY = b"sleep", b"wake"
 """With a `Failure`, or nothing where it was done."""
+BEAT = b"beat"
+"""With the seconds that the engine's thread has been at one thing."""
 
 MAX_UNREAD = 64
 """Messages to the owner that wait at each end of the connection."""

@@ -9,14 +9,16 @@ normed or added.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from vllm_core.api import Device, QuantTensor, StepInputs
+from vllm_core.layers.labels import LabelHead
 from vllm_core.layers.linear import BoundOps, PackedLinear
 from vllm_core.layers.rope import cos_sin
-from vllm_core.layers.shard import ALONE, Cut, Shard
+from vllm_core.layers.shard import ALONE, COLUMNS, Cut, Shard
 from vllm_core.layers.vocabulary import Embedding, Head
 from vllm_core.layers.weights import WeightLoader
 from vllm_core.layers.workspace import Views, Workspace
@@ -84,9 +86,10 @@ class DecoderLayer:
         q, kv = spec.num_heads * size, spec.num_kv_heads * size
         parts = {f"{attention}q_proj": q, f"{attention}k_proj": kv, f"{attention}v_proj": kv}
         mine = shard.kv_heads(spec)
-        cuts: dict[str, Cut | None] = dict(zip(parts, (shard.part(q), mine, mine), strict=True))
+        cuts: dict[str, Cut | None] = dict(zip(parts, (shard.heads(spec), mine, mine), strict=True))
         self.qkv.expect(loader, parts, hidden, dtype, bias=spec.qkv_bias, cuts=cuts)
-        self.out.expect_summed(loader, f"{attention}o_proj", hidden, q, dtype, bias=spec.out_bias, shard=shard)
+        columns = shard.heads(spec, COLUMNS)
+        self.out.expect_summed(loader, f"{attention}o_proj", hidden, q, dtype, bias=spec.out_bias, shard=shard, cut=columns)
         both = {f"{mlp}gate_proj": inner, f"{mlp}up_proj": inner}
         cuts = dict.fromkeys(both, shard.part(inner))
         self.gate_up.expect(loader, both, hidden, dtype, bias=spec.mlp_bias, cuts=cuts)
@@ -196,6 +199,7 @@ class Decoder:
         if spec.pooling is None:
             rows, cap = max_rows or max_tokens, spec.logit_soft_cap
             self._head = Head(device, ops, shard, vocab_size=spec.vocab_size, soft_cap=cap, max_rows=rows)
+        self._labels = LabelHead(spec, device, ops, max_tokens) if spec.num_labels else None
         tables = _tables(spec, device, max_model_len)
         self._layers = [DecoderLayer(mine, i, device, ops, tables[i], shard) for i in range(len(spec.layers))]
         self._norms: list[Any] = []
@@ -214,10 +218,17 @@ class Decoder:
 
     def load_dummy(self, seed: int, bound: float | None = None) -> None:
         """Draw random weights that depend on ``seed`` and their names alone, uniform within ``bound`` if that is given."""
-        self.load(self._loader.dummy(seed, bound))
+        device = self._device
+        # Where torch's ops run and memory is the device's own, nothing of that size passes through the host.
+        there = device.eager.kind == "full" and device.facts.memory_kind != "host"
+        self.load(self._loader.dummy(seed, bound, partial(device.adopt, "workspace") if there else None))
 
     def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
-        """Run a step; returns hidden states [T, H] after the final norm, valid until the next step."""
+        """Run a step; returns hidden states [T, H] after the final norm, or logits of classes, valid until the next step."""
+        hidden = self._hidden(inputs, kv)
+        return hidden if self._labels is None else self._labels.run(hidden)
+
+    def _hidden(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
         x, eps, add_rms_norm = self._workspace.views(inputs.num_tokens), self._eps, self._add_rms_norm
         self._embedding.run(x.residual, inputs.token_ids, self._embedding_scale)
         if self._fused:
@@ -246,6 +257,8 @@ class Decoder:
         self._final_norm.expect(loader, "norm.weight", spec.hidden_size)
         if self._head is not None and not spec.tied_embeddings:
             self._head.expect(loader, "lm_head", spec.hidden_size, self._dtype)
+        if self._labels is not None:
+            self._labels.expect(loader)
         return loader
 
 

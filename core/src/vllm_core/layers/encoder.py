@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from vllm_core.api import Device, QuantTensor, StepInputs
+from vllm_core.layers.labels import LabelHead
 from vllm_core.layers.linear import BoundOps, PackedLinear
-from vllm_core.layers.shard import ALONE, Cut, Shard
+from vllm_core.layers.shard import ALONE, COLUMNS, Cut, Shard
 from vllm_core.layers.vocabulary import Embedding
 from vllm_core.layers.weights import WeightLoader
 from vllm_core.layers.workspace import Views, Workspace
@@ -62,8 +63,9 @@ class EncoderLayer:
         hidden, inner, shard = spec.hidden_size, spec.intermediate_size, self._shard
         attention, up = f"{name}attention.", f"{name}intermediate.dense"
         parts = {f"{attention}self.{part}": hidden for part in ("query", "key", "value")}
-        self.qkv.expect(loader, parts, hidden, dtype, bias=True, cuts=dict.fromkeys(parts, shard.part(hidden)))
-        self.out.expect_summed(loader, f"{attention}output.dense", hidden, hidden, dtype, bias=True, shard=shard)
+        self.qkv.expect(loader, parts, hidden, dtype, bias=True, cuts=dict.fromkeys(parts, shard.heads(spec)))
+        columns = shard.heads(spec, COLUMNS)
+        self.out.expect_summed(loader, f"{attention}output.dense", hidden, hidden, dtype, bias=True, shard=shard, cut=columns)
         self.up.expect(loader, {up: inner}, hidden, dtype, bias=True, cuts={up: shard.part(inner)})
         self.down.expect_summed(loader, f"{name}output.dense", hidden, inner, dtype, bias=True, shard=shard)
         self.attention_norm.expect(loader, f"{attention}output.LayerNorm", hidden)
@@ -104,6 +106,7 @@ class Encoder:
         self._first_type: torch.Tensor | None = None
         self._norm = LayerNorm(device)
         self._layers = [EncoderLayer(mine, device, ops, shard) for _ in spec.layers]
+        self._labels = LabelHead(spec, device, ops, max_tokens) if spec.num_labels else None
         self._loader = self._expected()
 
     def wanted(self, name: str, shape: tuple[int, ...]) -> Cut | None:
@@ -123,7 +126,7 @@ class Encoder:
         self.load(self._loader.dummy(seed, bound))
 
     def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
-        """Run a step of whole sequences; returns hidden states [T, H], valid until the next step."""
+        """Run a step of whole sequences; returns hidden states [T, H], or logits of classes, valid until the next step."""
         x = self._workspace.views(inputs.num_tokens)
         self._words.run(x.hidden, inputs.token_ids, 1.0)
         self._embed(x.delta, inputs.positions, self._positions, 1.0)
@@ -131,7 +134,7 @@ class Encoder:
         self._layer_norm(x.hidden, x.delta, self._norm.weight, self._norm.bias, self._spec.norm_eps)
         for layer in self._layers:
             layer.run(x, inputs)
-        return x.hidden
+        return x.hidden if self._labels is None else self._labels.run(x.hidden)
 
     def logits(self, out: torch.Tensor, rows: torch.Tensor) -> None:
         """Not part of an encoder: the engine refuses to generate with one when it plans."""
@@ -148,6 +151,8 @@ class Encoder:
         self._norm.expect(loader, "embeddings.LayerNorm", hidden)
         for index, layer in enumerate(self._layers):
             layer.expect(loader, spec, f"encoder.layer.{index}.", self._dtype)
+        if self._labels is not None:
+            self._labels.expect(loader)
         return loader
 
     def _take_positions(self, weight: torch.Tensor) -> None:

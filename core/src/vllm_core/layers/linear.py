@@ -64,15 +64,24 @@ class PackedLinear:
             loader.expect({f"{name}.bias": (n,) for name, n in rows.items()}, dtype, self._take_bias, cuts=biases)
 
     def expect_summed(
-        self, loader: WeightLoader, name: str, rows: int, columns: int, dtype: torch.dtype, *, bias: bool, shard: Shard
+        self,
+        loader: WeightLoader,
+        name: str,
+        rows: int,
+        columns: int,
+        dtype: torch.dtype,
+        *,
+        bias: bool,
+        shard: Shard,
+        cut: Cut | None = None,
     ) -> None:
         """Register a weight [rows, columns] of which each worker keeps columns: their outputs are summed.
 
-        The bias is added by one of them.
+        ``cut`` are this worker's, where they are not an equal part. The bias is added by one of them.
         """
         self._readers = [name]
         weight = f"{name}.weight"
-        cut = shard.part(columns, COLUMNS)
+        cut = cut or shard.part(columns, COLUMNS)
         loader.expect(
             {weight: (rows, columns)},
             dtype,

@@ -85,12 +85,19 @@ class Shard:
         step = -(-size // self.workers)
         return Cut(dim, self.rank * step, (self.rank + 1) * step)
 
+    def heads(self, spec: ModelSpec, dim: int = ROWS) -> Cut | None:
+        """This rank's query heads; ``spec`` is that of the whole model."""
+        if self.workers == 1:
+            return None
+        size = spec.shard(self.workers).num_heads * spec.head_size
+        return Cut(dim, self.rank * size, (self.rank + 1) * size)
+
     def kv_heads(self, spec: ModelSpec) -> Cut | None:
         """The rows of the KV heads that this rank's query heads read; ``spec`` is that of the whole model."""
         if self.workers == 1:
             return None
-        count = max(1, spec.num_kv_heads // self.workers)
-        first = self.rank * spec.num_kv_heads // self.workers
+        count = spec.shard(self.workers).num_kv_heads
+        first = self.rank * count if self.workers <= spec.num_kv_heads else self.rank * spec.num_kv_heads // self.workers
         return Cut(ROWS, first * spec.head_size, (first + count) * spec.head_size)
 
 

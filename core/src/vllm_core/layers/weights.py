@@ -79,7 +79,7 @@ class _Target:
 
 
 def _laid_out(table: torch.Tensor, begin: int, shape: Shape) -> torch.Tensor:
-    out = torch.empty(shape, dtype=table.dtype)
+    out = torch.empty(shape, dtype=table.dtype, device=table.device)
     flat, at = out.view(-1), 0
     while at < flat.numel():
         piece = table[begin : begin + flat.numel() - at]
@@ -160,18 +160,21 @@ class WeightLoader:
             listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
             self._fail(listed, "missing", f"{len(self._targets)} tensors", "fetch the checkpoint again; a part is missing")
 
-    def dummy(self, seed: int, bound: float | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    def dummy(
+        self, seed: int, bound: float | None = None, place: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Weights that depend on ``seed`` and the tensor's name alone; norms are ones.
 
         Normal with a small deviation, or uniform within ``bound``. Numbers are drawn once and laid out from a place that the
-        name chooses, so that billions of weights take seconds.
+        name chooses: where ``place`` puts them, on the device say, so that billions of weights take no time.
         """
         draw = torch.Generator().manual_seed(seed)
         if bound is None:
             table = torch.randn(DUMMY_NUMBERS, generator=draw) * DUMMY_DEVIATION
         else:
             table = (torch.rand(DUMMY_NUMBERS, generator=draw) * 2 - 1) * bound
-        tables = {dtype: table.to(dtype) for dtype in {target.dtype for target in self._targets.values()}}
+        put = place if place is not None and self.quantization is None else lambda numbers: numbers
+        tables = {dtype: put(table.to(dtype)) for dtype in {target.dtype for target in self._targets.values()}}
         for name, target in self._targets.items():
             shape = target.shapes[name]
             if target.fill == "ones":

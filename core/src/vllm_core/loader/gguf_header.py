@@ -233,7 +233,10 @@ class _Cursor:
                 self._need(position - self.position)
             values.append(data[start:position])
         self.position = position
-        return [self._decode(value) for value in values]
+        try:
+            return [value.decode() for value in values]
+        except UnicodeDecodeError:
+            return [self._decode(value) for value in values]  # which says where
 
     def _decode(self, raw: bytes) -> str:
         try:

@@ -1,20 +1,22 @@
-"""BERT encoders, as sentence embedders use them. Devlin et al. 2018 (arXiv:1810.04805)."""
+"""BERT encoders, as sentence embedders and classifiers use them. Devlin et al. 2018 (arXiv:1810.04805)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, cast
 
+from vllm_core.models import labels
 from vllm_core.models.dense import ACTIVATIONS
 from vllm_core.models.fields import Fields
 from vllm_core.models.spec import LayerSpec, ModelSpec, Pooling
 
-ARCHITECTURES = ("BertModel",)
+ARCHITECTURES = ("BertModel", f"Bert{labels.SUFFIX}")
 
 
 def describe(config: Mapping[str, Any], *, dtype: str, pooling: str | None) -> ModelSpec:
     """Read the specification from a config; pooling defaults to the mean. Raises ModelConfigError."""
     fields = Fields(config)
+    classifies = labels.classifies(fields.architecture)
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     if hidden % heads:
         fields.fail("hidden_size", f"a multiple of num_attention_heads ({heads})")
@@ -43,6 +45,9 @@ def describe(config: Mapping[str, Any], *, dtype: str, pooling: str | None) -> M
         post_norm=True,
         token_types=fields.integer("type_vocab_size", 2),
         learned_positions=True,
-        pooling=cast("Pooling", pooling or "mean"),
+        pooling="cls" if classifies else cast("Pooling", pooling or "mean"),
+        normalize_pooled=not classifies,
+        num_labels=len(labels.read(config).names) if classifies else 0,
+        label_pooler=classifies,
         weight_prefix="bert.",
     )

@@ -34,7 +34,8 @@ class Model(Protocol):
     def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
         """Run one step; ``kv`` holds what `kv_bind` returned for each layer.
 
-        Returns hidden states [T, H] after the final norm, in a buffer that the next step overwrites.
+        Returns hidden states [T, H] after the final norm, or, where the model classifies, logits of classes [T, num_labels] in
+        its dtype; in a buffer that the next step overwrites.
         """
 
     def logits(self, out: torch.Tensor, rows: torch.Tensor) -> None:

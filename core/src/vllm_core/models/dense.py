@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from vllm_core.models import labels
 from vllm_core.models.fields import Fields
 from vllm_core.models.rotary import extended, longest
 from vllm_core.models.spec import LayerSpec, ModelSpec, Pooling, RopeSpec
@@ -20,6 +21,9 @@ ACTIVATIONS = {
 """Names of Hugging Face, and those of the ops."""
 
 GATED = {name: op for name, op in ACTIVATIONS.items() if op != "relu"}
+KINDS = ("ForCausalLM", "Model", labels.SUFFIX)
+"""What a decoder of the catalog ends with: a language head, none, or one of classes."""
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -64,15 +68,16 @@ def decoder(
 ) -> ModelSpec:
     """Build the specification of a decoder: shared keys from the config, the rest from the architecture.
 
-    A base model (``...Model``) has no head, so its last token is pooled unless the checkpoint says how.
-    Raises ModelConfigError.
+    A base model (``...Model``) has no head, so its last token is pooled unless the checkpoint says how. Of a model that
+    classifies it is always the last one, which has seen the whole text. Raises ModelConfigError.
     """
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         fields.fail("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
     layers = tuple(LayerSpec(window=window, rope=rope) for window, rope in zip(windows, ropes, strict=True))
-    if pooling is None and fields.architecture.endswith("Model"):
+    classifies = labels.classifies(fields.architecture)
+    if classifies or (pooling is None and fields.architecture.endswith("Model")):
         pooling = "last"
     return ModelSpec(
         architecture=fields.architecture,
@@ -91,5 +96,7 @@ def decoder(
         activation=cast("Any", fields.choice(activation, GATED, default_activation)),
         tied_embeddings=fields.flag("tie_word_embeddings", tied),
         pooling=cast("Pooling | None", pooling),
+        normalize_pooled=not classifies,
+        num_labels=len(labels.read(fields.config).names) if classifies else 0,
         **differences,
     )

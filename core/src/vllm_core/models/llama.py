@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_core.models.dense import decoder, head_size_of
+from vllm_core.models.dense import KINDS, decoder, head_size_of
 from vllm_core.models.fields import Fields
 from vllm_core.models.rotary import rope_of
 from vllm_core.models.spec import ModelSpec
 
-ARCHITECTURES = ("LlamaForCausalLM", "LlamaModel", "MistralForCausalLM", "MistralModel")
+ARCHITECTURES = tuple(f"{name}{kind}" for name in ("Llama", "Mistral") for kind in KINDS)
 
 
 def describe(config: Mapping[str, Any], *, dtype: str, pooling: str | None) -> ModelSpec:

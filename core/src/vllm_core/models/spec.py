@@ -46,6 +46,7 @@ class ModelSpec:
     more than `max_position`, because one rotary table serves all sequences: a longer context changes short ones too.
     `quantization` rounds weights while they are loaded, `activation_int8` the inputs of products with packed weights.
     `workers` is by how many devices each layer is shared: heads and inner sizes are then those of one worker.
+    `num_labels` is how many classes a model that classifies tells apart; `label_pooler`: BERT's pooler comes before them.
     """
 
     architecture: str
@@ -79,6 +80,8 @@ class ModelSpec:
     learned_positions: bool = False
     pooling: Pooling | None = None
     normalize_pooled: bool = True
+    num_labels: int = 0
+    label_pooler: bool = False
     weight_prefix: str = "model."
     extended_position: int | None = None
     workers: int = 1
@@ -88,16 +91,19 @@ class ModelSpec:
     def shard(self, workers: int) -> ModelSpec:
         """What one of ``workers`` computes: its query heads, the KV heads that they read, its part of the MLP.
 
-        With more workers than KV heads each KV head is kept by several. Raises ConfigError where the sizes do not divide.
+        With more workers than KV heads each KV head is kept by several. KV heads that fewer workers cannot share equally are
+        filled up with heads of zeros, and so are the query heads that read them: what they compute is multiplied by zeros.
+        Raises ConfigError where the sizes do not divide.
         """
         if workers == 1:
             return self
         if not self._divides(workers):
             raise self._not_shared(workers)
+        kv = -(-self.num_kv_heads // workers)
         return replace(
             self,
-            num_heads=self.num_heads // workers,
-            num_kv_heads=max(1, self.num_kv_heads // workers),
+            num_heads=kv * self.num_heads // self.num_kv_heads if workers <= self.num_kv_heads else self.num_heads // workers,
+            num_kv_heads=kv,
             intermediate_size=self.intermediate_size // workers,
             workers=workers,
         )
@@ -114,12 +120,17 @@ class ModelSpec:
 
     def _divides(self, workers: int) -> bool:
         kv = self.num_kv_heads
-        return not (self.num_heads % workers or self.intermediate_size % workers or (kv % workers and workers % kv))
+        return not self.intermediate_size % workers and (workers <= kv or not (workers % kv or self.num_heads % workers))
 
     @property
     def is_fused_around_linear(self) -> bool:
         """Whether nothing but a norm lies before a layer's products, and nothing but the residual add behind them."""
         return self.kind == "decoder" and self.norm == "rms" and self.gated and not self.sandwich_norms and self.workers == 1
+
+    @property
+    def pooled_size(self) -> int:
+        """Values of what is pooled: a hidden state, or the logits of classes."""
+        return self.num_labels or self.hidden_size
 
     @property
     def scale(self) -> float:
@@ -202,7 +213,7 @@ class ModelSpec:
             sites.append(("encoder_attention", "attention"))
         if self.pooling is not None:
             sites.append(("pool", "tail"))
-        if self.logit_soft_cap:
+        if self.logit_soft_cap or self.label_pooler:
             sites.append(("soft_cap", "tail"))
         sites += [(op, "state") for op in ("batch_update", "build_step", "advance")]
         sites += [(op, "tail") for op in ("logit_adjust", "grammar_mask", "sample", "log_probabilities")]

@@ -16,7 +16,7 @@ from vllm_core.engine.memory import GroupMemory, KVBudget
 from vllm_core.engine.parallel.group import WorkerGroup
 
 WORKER = """
-import json, os, socket, sys, time
+import json, os, signal, socket, sys, threading, time
 from vllm_core.engine import wire
 from vllm_core.engine.memory import KVBudget
 from vllm_core.engine.parallel import channel as frames
@@ -24,6 +24,8 @@ from vllm_core.engine.parallel import channel as frames
 channel = frames.Channel(socket.socket(fileno=os.dup(0)))
 start = frames.decode_start(channel.expect(frames.START))
 orders = json.loads(start.design)
+frames.BEAT_S = 0.1
+threading.Thread(target=channel.beat_for_ever, daemon=True).start()
 
 def reach(point):
     order = orders.get(f"{start.rank} {point}")
@@ -33,6 +35,10 @@ def reach(point):
         os._exit(3)
     elif order == "hangs":
         time.sleep(600)
+    elif order == "computes":
+        time.sleep(4)
+    elif order == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif order is not None:
         channel.send(frames.FAILED, frames.encode(wire.Failure(**order)))
         os._exit(1)

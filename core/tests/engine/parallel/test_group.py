@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import select
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 
 from vllm_core.api import StepDelta, StepKey
 from vllm_core.engine.binding import ProviderFailedError
+from vllm_core.engine.parallel.worker import Worker
 from vllm_core.errors import EngineDeadError, EngineError, MemoryBudgetError
 
 KEY = StepKey(slots=1, tokens=1, tokens_per_slot=1, tail="sample")
@@ -60,6 +62,41 @@ def test_a_death_is_reported_with_rank_device_and_cause(groups, ended, stage, or
     assert all(ended(pid) for pid in group.pids), "the other worker has been ended"
     with pytest.raises(EngineDeadError):
         group.check()
+
+
+@pytest.mark.parametrize("stage", ["joining", "step"])
+def test_a_worker_that_hangs_is_reported_by_its_silence_and_ended(groups, ended, stage, monkeypatch):
+    """It does not end its channel, and whoever computes with it waits for ever."""
+    monkeypatch.setattr("vllm_core.engine.parallel.worker.SILENT_S", 3.0)
+    monkeypatch.setattr("vllm_core.engine.parallel.worker.STARTING_SILENT_S", 3.0)
+    group = groups({f"1 {stage}": "stopped"}, count=3)
+    with pytest.raises(EngineDeadError, match="does not answer") as caught:
+        serve(groups, group)
+    assert caught.value.on == "rank 1 of 3, device fake:1"
+    assert "the process is stopped by a signal" in caught.value.found
+    assert all(ended(pid) for pid in group.pids)
+
+
+def test_a_worker_that_computes_for_long_is_not_taken_for_hung(groups, monkeypatch):
+    monkeypatch.setattr("vllm_core.engine.parallel.worker.SILENT_S", 3.0)
+    group = groups.started({"1 step": "computes"})
+    group.broadcast(KEY, DELTA)
+    with group._changed:
+        assert group._changed.wait_for(lambda: group._workers[0].digests or group.has_failed, timeout=60)
+    assert not group.has_failed
+
+
+def test_a_while_in_which_the_leader_itself_stood_still_is_no_silence():
+    """A host that was asleep, or a process that was frozen with its workers."""
+    worker = Worker(1, "rank 1 of 2, device fake:1", [sys.executable, "-c", ""], dict(os.environ))
+    worker.is_ready = True
+    assert worker.unheard(3600.0) is None
+    assert all(worker.unheard(1.0) is None for _ in range(27))
+    assert isinstance(worker.unheard(1.0), EngineDeadError)
+    worker.heard()
+    assert worker.unheard(1.0) is None
+    worker.end()
+    worker.channel.close()
 
 
 @pytest.mark.parametrize("stage", ["joining", "step"])

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from vllm_core.api import OPS, Device, DeviceFacts, Eager, Event, MemoryStats, StepInputs
+from vllm_core.layers.shard import ALONE, Shard
 from vllm_core.models import transformers_track
 
 TOKENS_PER_BLOCK = 4
@@ -171,18 +172,21 @@ def eager_model(config: Any, *, headless: bool = False, seed: int = 0) -> Any:
     return model
 
 
-def rewired(config: dict[str, Any], weights: dict[str, torch.Tensor] | None, seed: int = 0, **changes: Any) -> Runner:
-    """Describe, build and load as the engine does; random weights where none are given."""
+def rewired(
+    config: dict[str, Any], weights: dict[str, torch.Tensor] | None, seed: int = 0, *, shard: Shard = ALONE, **changes: Any
+) -> Runner:
+    """Describe, build and load as the engine does, or one worker's part; random weights where none are given."""
     import dataclasses
 
     spec = dataclasses.replace(transformers_track.describe(config, dtype="float32", path="here"), **changes)
     ops, source = ReferenceOps(), SimpleNamespace(config=config, name="here")
-    model = transformers_track.build(spec, source, HostDevice(), ops, max_tokens=MAX_TOKENS, max_model_len=spec.max_position)
+    sizes = {"max_tokens": MAX_TOKENS, "max_model_len": spec.max_position}
+    model = transformers_track.build(spec, source, HostDevice(), ops, **sizes, shard=shard)
     if weights is None:
         model.load_dummy(seed)
     else:
         model.load(iter(weights.items()))
-    return Runner(model, spec, ops, seed)
+    return Runner(model, model.spec, ops, seed)
 
 
 def checkpoint(model: Any, folder: Any) -> dict[str, torch.Tensor]:

@@ -10,6 +10,8 @@ import contextlib
 import select
 import socket
 import struct
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 # leader to worker
 START, AGREED, STEP, STOP = range(4)
 # worker to leader
-JOINING, BUDGET, READY, DIGEST, FAILED = range(8, 13)
+JOINING, BUDGET, READY, DIGEST, FAILED, BEAT = range(8, 14)
+
+BEAT_S = 1.0
+"""How often a worker says that its process runs."""
 
 _HEAD = struct.Struct("<BI")
 _MANY_BYTES = 1 << 16
@@ -80,10 +85,11 @@ def _words(raw: bytes) -> npt.NDArray[np.int32]:
 
 
 class Channel:
-    """One end. One thread sends, one receives; `wait_for_end` may be called from a third."""
+    """One end. Any thread sends, one receives; `wait_for_end` may be called from a third."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
+        self._sending = threading.Lock()
 
     def fileno(self) -> int:
         """For selectors."""
@@ -92,16 +98,28 @@ class Channel:
     def send(self, kind: int, payload: bytes = b"") -> None:
         """Send a frame. Raises OSError where the other end is gone."""
         head = _HEAD.pack(kind, len(payload))
-        if len(payload) < _MANY_BYTES:
-            self._socket.sendall(head + payload)
-        else:
-            self._socket.sendall(head)
-            self._socket.sendall(payload)
+        with self._sending:
+            if len(payload) < _MANY_BYTES:
+                self._socket.sendall(head + payload)
+            else:
+                self._socket.sendall(head)
+                self._socket.sendall(payload)
 
     def try_send(self, kind: int) -> None:
-        """Send a frame without payload, unless the other end is gone or does not read."""
-        with contextlib.suppress(OSError):
-            self._socket.send(_HEAD.pack(kind, 0), socket.MSG_DONTWAIT)
+        """Send a frame without payload, unless the other end is gone or does not read, or another thread waits for it."""
+        if not self._sending.acquire(blocking=False):
+            return
+        try:
+            with contextlib.suppress(OSError):
+                self._socket.send(_HEAD.pack(kind, 0), socket.MSG_DONTWAIT)
+        finally:
+            self._sending.release()
+
+    def beat_for_ever(self) -> None:
+        """Send a sign of life every `BEAT_S`, for a thread of its own: it goes on while others wait or compute."""
+        while True:
+            self.try_send(BEAT)
+            time.sleep(BEAT_S)
 
     def receive(self) -> tuple[int, bytes]:
         """Wait for a frame. Raises EOFError where the other end is gone."""

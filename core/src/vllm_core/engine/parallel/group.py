@@ -1,8 +1,8 @@
 """The workers beside the leading one: started, watched, and told to stop, by the process of rank 0.
 
-A thread watches their channels. When one ends, or reports an error, the group has failed for good: the cause is settled
-from all signs that come within a moment, the other workers are ended, and the communicator is closed, so that whatever
-waits in a collective returns. Every later call raises the failure.
+A thread watches their channels. When one ends, reports an error, or says nothing for too long, the group has failed for
+good: the cause is settled from all signs that come within a moment, the other workers are ended, and the communicator is
+closed, so that whatever waits in a collective returns. Every later call raises the failure.
 """
 
 from __future__ import annotations
@@ -231,18 +231,26 @@ class WorkerGroup:
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 selector.register(worker.channel, selectors.EVENT_READ, worker)
+            looked = time.monotonic()
             while selector.get_map() and not self._closing:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+                left = frames.BEAT_S if deadline is None else deadline - time.monotonic()
+                if left <= 0:
                     break
-                for key, _ in selector.select(left):
-                    sign = self._hear(key.data)
+                found = {key.data: self._hear(key.data) for key, _ in selector.select(left)}
+                looked, passed = time.monotonic(), time.monotonic() - looked
+                for worker in [key.data for key in selector.get_map().values()]:
+                    sign = found.get(worker) or (self._silence(worker, passed) if worker not in found else None)
                     if sign is not None:
-                        selector.unregister(key.fileobj)
+                        selector.unregister(worker.channel)
                         signs.append(sign)
                         deadline = deadline or time.monotonic() + SETTLE_S
         if signs and not self._closing:
             self._fail(min(signs, key=lambda one: one[0])[1])
+
+    def _silence(self, worker: Worker, seconds: float) -> tuple[int, VLLMCoreError] | None:
+        """A worker that sent nothing in the last ``seconds``: the failure, ranked like a death, where it has been too long."""
+        error = worker.unheard(seconds)
+        return None if error is None else (0, error)
 
     def _hear(self, worker: Worker) -> tuple[int, VLLMCoreError] | None:
         """Take one frame; a failure is returned with its rank among causes, 0 the most likely one."""
@@ -250,6 +258,9 @@ class WorkerGroup:
             kind, payload = worker.channel.receive()
         except EOFError:
             return 0, worker.death()
+        worker.heard()
+        if kind == frames.BEAT:
+            return None
         if kind == frames.FAILED:
             failure = _decode_failure(payload)
             is_echo = failure.op in OPS and OPS[failure.op].family == "comm"
@@ -259,6 +270,7 @@ class WorkerGroup:
                 digest = frames.decode_digest(payload)
                 worker.digests[digest.steps] = digest.value
             else:
+                worker.is_ready = kind == frames.READY
                 worker.inbox.append((kind, payload))
             self._changed.notify_all()
         return None

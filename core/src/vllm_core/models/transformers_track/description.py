@@ -9,8 +9,10 @@ from typing import Any, Literal
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
-from vllm_core.errors import ModelConfigError, nearest
+from vllm_core.api.ops import family_of
+from vllm_core.errors import ConfigError, ModelConfigError, nearest
 from vllm_core.models.spec import LayerSpec, ModelSpec
+from vllm_core.models.transformers_track.parts import shared_layers, shares_attention
 
 _ATTENTION = {"full_attention", "attention", "sliding_attention"}
 _NEEDS = (
@@ -31,11 +33,32 @@ _OFFSET_POSITIONS = frozenset(
 class RewiredSpec(ModelSpec):
     """A model whose norms, activations and embeddings stay those of transformers.
 
-    `position_offset` is added to positions. `classname` is the transformers class that is built.
+    `position_offset` is added to positions. `classname` is the transformers class that is built. `shared_layers` are the
+    linear layers that workers share: paths with ``*`` for an index, and the dimension along which the weight is cut.
     """
 
     position_offset: int = 0
     classname: str = ""
+    shared_layers: tuple[tuple[str, int], ...] = ()
+
+    def shard(self, workers: int) -> ModelSpec:
+        """What one of ``workers`` computes. Raises ConfigError where the class has no plan for it, or sizes do not divide."""
+        if workers > 1 and not shares_attention(self.shared_layers):
+            raise ConfigError(
+                "Model cannot be shared by workers",
+                on=f"{self.classname or self.architecture}, tensor_parallel_size {workers}, track transformers",
+                found="a class whose attention transformers has no plan to share, or one of more than cutting and summing",
+                expected="queries, keys and values cut by rows, the output by columns",
+                fix="--tensor-parallel-size 1, or --model-impl agnostic where it has the architecture",
+            )
+        # Not super(): a dataclass with slots is another class than the one that this method was written in.
+        return ModelSpec.shard(self, workers)
+
+    def _divides(self, workers: int) -> bool:
+        return self.num_kv_heads % workers == 0 and ModelSpec._divides(self, workers)
+
+    def _shared_sites(self) -> tuple[tuple[str, str], ...]:
+        return () if self.workers == 1 else tuple((op, "comm") for op in family_of("all_reduce"))
 
     def _plain_sites(self) -> tuple[tuple[str, str], ...]:
         sites = [("linear_pack", "linear"), ("linear", "linear"), ("gather_rows", "tail")]
@@ -79,6 +102,7 @@ def describe(config: Mapping[str, Any], *, dtype: str, path: str) -> RewiredSpec
         pooling=("mean" if kind == "encoder" else "last") if headless else None,
         position_offset=offset,
         classname=cls.__name__,
+        shared_layers=shared_layers(normal),
     )
 
 

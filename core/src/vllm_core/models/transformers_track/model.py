@@ -12,12 +12,15 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as hf_logging
 
 from vllm_core.api import Device, StepInputs
 from vllm_core.errors import ModelConfigError, WeightsError
+from vllm_core.layers.shard import ALONE, Shard
 from vllm_core.models.transformers_track import attention
 from vllm_core.models.transformers_track.description import RewiredSpec, model_class, normalise, refused
+from vllm_core.models.transformers_track.parts import Parts
 from vllm_core.models.transformers_track.rewire import rewire
 from vllm_core.ops.dtypes import TORCH_DTYPES
 
@@ -39,24 +42,36 @@ class SourceLike(Protocol):
 
 
 def build(
-    spec: ModelSpec, source: SourceLike, device: Device, ops: BoundOps, *, max_tokens: int, max_model_len: int
+    spec: ModelSpec,
+    source: SourceLike,
+    device: Device,
+    ops: BoundOps,
+    *,
+    max_tokens: int,
+    max_model_len: int,
+    shard: Shard = ALONE,
 ) -> RewiredModel:
     """Make the model, without weights. Raises ModelConfigError for one that cannot be rewired.
 
     ``max_tokens`` is the most tokens of one step. ``max_model_len`` is the longest sequence; positions up to it are
-    computed by the model itself.
+    computed by the model itself. ``shard`` is the part of this worker; the spec is that of the whole model.
     """
     assert isinstance(spec, RewiredSpec), "this track builds what it described"
     assert max_model_len <= spec.max_position, "the context is checked while planning"
-    return RewiredModel(spec, normalise(source.config, source.name), device, ops, max_tokens)
+    return RewiredModel(spec, normalise(source.config, source.name), device, ops, max_tokens, shard)
 
 
 class RewiredModel:
     """A transformers model on core's ops; implements the engine's `Model`."""
 
-    def __init__(self, spec: RewiredSpec, config: Any, device: Device, ops: BoundOps, max_tokens: int) -> None:
+    def __init__(
+        self, spec: RewiredSpec, config: Any, device: Device, ops: BoundOps, max_tokens: int, shard: Shard = ALONE
+    ) -> None:
         attention.register()
-        self.spec = spec
+        mine = spec.shard(shard.workers)
+        assert isinstance(mine, RewiredSpec), "a part is described like the whole"
+        self.spec = mine
+        self._shard = shard
         self._config = config
         self._device = device
         self._ops = ops
@@ -66,13 +81,14 @@ class RewiredModel:
         self._step = self._step_maker()
         blank = self._blank()
         _check(spec, blank)
+        _check_parts(spec, blank, self._parts(blank))
         self._extras = _accepted_extras(spec, blank)
         self._ids = device.allocate("workspace", (1, max_tokens), torch.int64)
         self._positions = device.allocate("workspace", (1, max_tokens), torch.int64)
         self._types = device.allocate("workspace", (1, max_tokens), torch.int64)  # stays zero
 
     def wanted(self, name: str, shape: tuple[int, ...]) -> None:
-        """All of every tensor: this track runs on one worker."""
+        """All of every tensor: transformers makes whole models, of which a worker then keeps its part."""
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take ``weights`` by their checkpoint names; transformers maps them to its own.
@@ -155,9 +171,14 @@ class RewiredModel:
                 fix="repair config.json, override the field with --hf-overrides, or install another transformers",
             ) from error
 
+    def _parts(self, model: Any) -> Parts:
+        """What this worker keeps of ``model``."""
+        base = next(name for name, module in model.named_modules() if module is model.base_model)
+        return Parts(self._shard, f"{base}." if base else "", self.spec.shared_layers)
+
     def _install(self, model: Any) -> None:
         model.eval()
-        rewire(model, self._device, self._ops, self._dtype)
+        rewire(model, self._device, self._ops, self._dtype, self._parts(model))
         self._body = _body_of(self.spec, model)
         if not self._headless:
             # The head runs the model's own causal forward, around a body that returns the rows it was given.
@@ -209,6 +230,18 @@ def _check(spec: RewiredSpec, model: nn.Module) -> None:
     causal = {bool(module.is_causal) for module in found}
     if causal - {spec.kind == "decoder"}:
         raise refused(spec.classname, f"{'bidirectional' if spec.kind == 'decoder' else 'causal'} attention in a {spec.kind}")
+
+
+def _check_parts(spec: RewiredSpec, model: nn.Module, parts: Parts) -> None:
+    """With several workers each attention must be shared in all its layers: heads were given out by the config."""
+    if parts.shard.workers == 1:
+        return
+    for path, module in model.named_modules():
+        if hasattr(module, "is_causal") and hasattr(module, "layer_idx"):
+            layers = [f"{path}.{name}" for name, one in module.named_modules() if type(one) in (nn.Linear, Conv1D)]
+            whole = [name for name in layers if parts.dim(name) is None]
+            if whole:
+                raise refused(spec.classname, f"transformers has no plan to share {whole[0]} among workers")
 
 
 def _check_report(name: str, report: dict[str, Any]) -> None:
