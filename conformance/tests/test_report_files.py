@@ -161,6 +161,7 @@ def test_the_matrix_has_a_row_for_each_capability_and_the_level(report_of):
         ({"result": "INCOMPLETE", "reached": 1}, "incomplete"),
         ({"subset": "ci"}, "not measured"),
         ({"host": {"simulated": "a chip that is not there"}}, "L4 simulated"),
+        ({"options": {"deny_provider": ["fast", "faster"]}}, "L4, without fast and faster"),
     ],
 )
 def test_the_level_is_what_was_shown(report_of, changes, word):
@@ -233,3 +234,11 @@ def test_a_badge_says_the_result(report_of, changes, text):
 def test_a_subset_gets_no_badge(report_of):
     with pytest.raises(ConfigError, match="whole run"):
         badge(report_of(subset="ci"))
+
+
+def test_a_run_without_a_provider_gets_no_badge_and_says_so(report_of):
+    report = report_of(options={"deny_provider": ["fast"]})
+    with pytest.raises(ConfigError, match="a run without fast"):
+        badge(report)
+    assert "left out, so that nothing is said of it: fast" in summary(report)
+    assert ">fast<" in to_html([report])

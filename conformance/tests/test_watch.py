@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 
@@ -62,6 +63,16 @@ def test_a_process_that_does_not_load_the_plugin_is_not_counted(patcher):
     patcher("value = 1\n")
     seen = watched([sys.executable, "-c", "print('hello')"], "patcher", "toy")
     assert (seen.output.strip(), seen.processes) == ("hello", ())
+
+
+def test_a_sitecustomize_that_was_there_before_still_runs(patcher, tmp_path):
+    patcher("value = 1\n")
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['WAS_THERE'] = 'yes'\n")
+    code = "import os, patcher; print(os.environ['WAS_THERE']); from vllm_conformance import watch; watch.compare()"
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    seen = watched([sys.executable, "-c", code], "patcher", "toy", environ)
+    assert (seen.status, seen.output.strip()) == (0, "yes")
+    assert [one.changes for one in seen.processes] == [()]
 
 
 def test_outside_of_a_watch_nothing_is_there(tmp_path, monkeypatch):

@@ -14,13 +14,13 @@ _COLOURS = {"CONFORMANT": "#2a7d4f", "NOT_CONFORMANT": "#b3261e", "INCOMPLETE": 
 
 
 def badge(report: Report) -> str:
-    """The badge of a report. Raises ConfigError for a subset, which proves no level."""
-    if report.subset is not None:
+    """The badge of a report. Raises ConfigError for a subset, which proves no level, and for a run without some provider."""
+    if report.subset is not None or report.denied:
         raise ConfigError(
             "A badge needs a whole run",
             on=f"{report.platform.distribution} {report.versions.plugin}",
-            found=f"subset {report.subset}",
-            expected="all cases of a level",
+            found=f"subset {report.subset}" if report.subset else f"a run without {', '.join(report.denied)}",
+            expected="all cases of a level, with all providers",
             fix=f"vllm-core conformance run --platform {report.platform.name}",
         )
     return _svg(message(report), _COLOURS[report.result])

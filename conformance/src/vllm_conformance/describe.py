@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -12,7 +12,7 @@ import msgspec
 from vllm_conformance.case import Case
 from vllm_conformance.collect import case_modules, collect
 from vllm_conformance.protocol import Describe, Description
-from vllm_conformance.subject import LiveSubject, claims_data
+from vllm_conformance.subject import LiveSubject, claims_data, denied_by
 from vllm_core.api import CAPABILITIES, DeviceFacts, Unsupported
 from vllm_core.errors import VLLMCoreError
 from vllm_core.models import catalog
@@ -85,7 +85,7 @@ def _plan(subject: LiveSubject) -> tuple[dict[str, Any] | None, str]:
     problem = "no dtype is claimed"
     for dtype in DTYPES:
         try:
-            plan = select.plan(_needs(dtype), [subject.candidate], [])
+            plan = select.plan(_needs(dtype, denied_by(subject.options)), [subject.candidate], [])
         except VLLMCoreError as error:
             problem = f"{error.what}: {error.found}"
         else:
@@ -93,7 +93,7 @@ def _plan(subject: LiveSubject) -> tuple[dict[str, Any] | None, str]:
     return None, problem
 
 
-def _needs(dtype: str) -> Needs:
+def _needs(dtype: str, denied: Sequence[str]) -> Needs:
     spec = catalog.describe(PLANNED_MODEL, dtype=dtype)
     return Needs(
         model="a small decoder",
@@ -103,6 +103,7 @@ def _needs(dtype: str) -> Needs:
         capabilities=frozenset({f"dtype.{dtype}", "attention.decoder", "sampling.device"}),
         sites=spec.call_sites(dtype),
         kv_groups=spec.kv_groups(),
+        denied_providers=frozenset(denied),
     )
 
 

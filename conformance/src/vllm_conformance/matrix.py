@@ -46,7 +46,8 @@ def level_word(report: Report) -> str:
     if report.subset is not None:
         return "not measured"
     word = f"L{report.reached}" if report.reached >= 0 else "fails"
-    return f"{word} simulated" if report.simulated else word
+    word = f"{word} simulated" if report.simulated else word
+    return f"{word}, without {' and '.join(report.denied)}" if report.denied else word
 
 
 def heads(reports: Sequence[Report]) -> list[str]:

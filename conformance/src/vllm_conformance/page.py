@@ -58,6 +58,7 @@ def _details(report: Report) -> str:
     device = report.devices[0] if report.devices else None
     facts = [
         ("simulated", report.simulated or "no"),
+        ("left out", ", ".join(report.denied) or "nothing"),
         ("result", report.result + (f" (subset {report.subset})" if report.subset else "")),
         ("run", f"{report.started}, {report.seconds:g} s, {len(report.rows)} cases"),
         (

@@ -21,7 +21,7 @@ from vllm_conformance.worker import Lost, Worker, environment
 MAX_LOST = 10
 """Children lost in a run before it is given up: a device that keeps dying would take hours, a time limit at a time."""
 ALONE = frozenset({1, 5})
-"""Levels whose cases want the device to themselves: its memory is measured, or its speed."""
+"""Levels whose cases want the device to themselves: its memory is measured, or its speed. Others say so: a param ``alone``."""
 
 
 Progress = Callable[[Row], None]
@@ -44,7 +44,9 @@ def run_cases(
     try:
         for level in sorted({case.level for case in cases}):
             members = [case for case in cases if case.level == level and selected(options, case)]
-            pool.run(members, 1 if level in ALONE else options.jobs)
+            alone = [case for case in members if level in ALONE or case.params.get("alone")]
+            pool.run([case for case in members if case not in alone], options.jobs)
+            pool.run(alone, 1)
     finally:
         pool.close()
     reason = pool.stopped or "left out by choice"

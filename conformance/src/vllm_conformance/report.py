@@ -76,6 +76,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.host.get("simulated", "")
 
     @property
+    def denied(self) -> tuple[str, ...]:
+        """Providers that the run left out; what they serve was judged on those behind them."""
+        return tuple(self.options.get("deny_provider", ()))
+
+    @property
     def dirty(self) -> tuple[str, ...]:
         """Names of the distributions whose code is not that of a commit or a wheel."""
         return tuple(one.name for one in self.sources if one.dirty or one.kind == "files")

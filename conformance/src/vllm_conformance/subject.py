@@ -22,6 +22,9 @@ from vllm_core.registry.validate import claim
 if TYPE_CHECKING:
     from vllm_core.api import Device, DeviceFacts, Offer, Support
 
+DENY = "deny_provider"
+"""Option of a run, and of an engine: names of providers."""
+
 
 def found_platform(name: str) -> Found:
     """The installed platform of this name. Raises UnknownPlatformError."""
@@ -113,9 +116,10 @@ class LiveSubject:
 
     @cached_property
     def offers(self) -> Sequence[Offer]:
-        """Offers that may serve here; references only where the device is fully eager."""
-        one = self.candidate
-        return tuple(offer for offer in one.offers if offer.kind != "reference" or one.eager_full)
+        """Offers that may serve here; references only where the device is fully eager, and none that the run denies."""
+        one, denied = self.candidate, denied_by(self.options)
+        fitting = [offer for offer in one.offers if offer.kind != "reference" or one.eager_full]
+        return tuple(offer for offer in fitting if offer.provider not in denied)
 
     @property
     def facts(self) -> DeviceFacts:
@@ -129,8 +133,10 @@ class LiveSubject:
 
     @property
     def device(self) -> Device:
-        """The device under test, opened."""
-        return self.peer(0)
+        """The device under test, opened; ops run on it, also where a peer was opened meanwhile."""
+        device = self.peer(0)
+        device.make_current()
+        return device
 
     def peer(self, index: int = 1) -> Device:
         """Another one, opened. Raises MissingDeviceError."""
@@ -154,6 +160,11 @@ class LiveSubject:
             for op in offer.ops:
                 served.setdefault(op, {})[offer.provider] = None
         return {op: tuple(names) for op, names in sorted(served.items())}
+
+
+def denied_by(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Providers that a run leaves out, from its options: what they serve is then the next one's, or the references'."""
+    return tuple(options.get(DENY, ()))
 
 
 def missing_device(platform: str, found: str, wanted: int = 1) -> MissingDeviceError:

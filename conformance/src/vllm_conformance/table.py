@@ -54,6 +54,8 @@ def summary(report: Report) -> list[str]:
     ]
     if report.simulated:
         lines.append(f"simulated, not run on hardware: {report.simulated}")
+    if report.denied:
+        lines.append(f"left out, so that nothing is said of it: {', '.join(report.denied)}")
     if report.subset is None:
         lines.append(f"level reached: {f'L{report.reached}' if report.reached >= 0 else 'none'}")
     if left:

@@ -24,9 +24,24 @@ from vllm_core.registry.probe import child_environment
 
 VARIABLE = "CONFORMANCE_WATCH"
 COMPARE = "compare"
-LIMIT_S = 200.0
+LIMIT_S = 1200.0
+"""The longest that a case may take where other work has the processors (`vllm_conformance.worker`); it ends all of them."""
 _POLL_S = 0.05
-_SITE = f"import os\nif {VARIABLE!r} in os.environ:\n    from vllm_conformance import watch\n    watch.begin()\n"
+_SITE = f"""\
+import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+
+# The one that this one hides.
+hidden = PathFinder.find_spec("sitecustomize", [path for path in sys.path if path != os.path.dirname(__file__)])
+if hidden is not None and hidden.loader is not None:
+    hidden.loader.exec_module(module_from_spec(hidden))
+if {VARIABLE!r} in os.environ:
+    from vllm_conformance import watch
+
+    watch.begin()
+"""
 # Processes that look at a machine, in which no engine runs.
 _APART = ("vllm_core.registry.probe_child", "vllm_core.authoring.child")
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Literal
 
 from vllm_conformance.protocol import MAX_LINE_BYTES, Answer, Broken, Preparing, Request, Setup, decode_answer, encode
@@ -21,6 +22,10 @@ START_LIMIT_S = 60.0
 """What the first answer of a child may take longer: the interpreter starts."""
 TAIL_BYTES = 3000
 POLL_S = 0.5
+PATIENCE = 5
+"""How many times its limit a case may last while other work has the processors: its limit is then one of processor time."""
+LEAST_SHARE = 0.05
+"""Of a processor: a child that got less than this waits for something, and not for the processor."""
 
 # What another project's switches could serve in a plugin's place; the suite's cases ask core for no fallback themselves.
 FALLBACKS_OFF = {"PYTORCH_ENABLE_MPS_FALLBACK": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -68,6 +73,25 @@ class Worker:
             self._child = None
 
 
+class _Clock:
+    """A time limit, which counts processor time while other work has the processors."""
+
+    def __init__(self, limit_s: float, spent_s: float) -> None:
+        self._limit_s, self._began = limit_s, time.monotonic()
+        self._spent_s = self._seen_s = spent_s
+        self.deadline = self._began + limit_s
+
+    def goes_on(self, spent_s: float) -> bool:
+        """At the deadline: whether the child, which has used ``spent_s`` by now, wants for a processor and gets more time."""
+        now = time.monotonic()
+        more_s = min(self._limit_s, self._began + PATIENCE * self._limit_s - now)
+        busy = spent_s - self._seen_s > LEAST_SHARE * self._limit_s
+        if not busy or spent_s - self._spent_s >= self._limit_s or more_s <= 0:
+            return False
+        self.deadline, self._seen_s = now + more_s, spent_s
+        return True
+
+
 class _Child:
     def __init__(self, setup: Setup, environ: Mapping[str, str], prepare_limit_s: float) -> None:
         self._prepare_limit_s = prepare_limit_s
@@ -100,22 +124,37 @@ class _Child:
 
     def _answer(self, limit_s: float, start_limit_s: float) -> Answer | Lost:
         left, what = limit_s, f"no answer within {limit_s:g} s"
-        deadline = time.monotonic() + limit_s + start_limit_s
+        clock = _Clock(limit_s + start_limit_s, self._processor_s())
         while True:
-            line = self._line(deadline)
+            line = self._line(clock.deadline)
             if line is None:
+                if clock.goes_on(self._processor_s(group=True)):
+                    continue
                 return Lost("HANG", f"{what}; it was killed{self._tail()}")
             if not line:
                 return self._crash()
             answer = decode_answer(line)
             if not isinstance(answer, Preparing):
                 return answer
-            now = time.monotonic()
             if answer.done:
-                deadline, what = now + left, f"no answer within {limit_s:g} s"
+                clock, what = _Clock(left, self._processor_s()), f"no answer within {limit_s:g} s"
             else:
-                left = min(limit_s, deadline - now)
-                deadline, what = now + self._prepare_limit_s, f"nothing imported or opened within {self._prepare_limit_s:g} s"
+                left = min(limit_s, clock.deadline - time.monotonic())
+                clock = _Clock(self._prepare_limit_s, self._processor_s())
+                what = f"nothing imported or opened within {self._prepare_limit_s:g} s"
+
+    def _processor_s(self, group: bool = False) -> float:
+        """Processor time of the child, or of all in its process group; 0 where the system does not tell."""
+        total, own = 0, self._process.pid
+        for path in Path("/proc").glob("[0-9]*/stat" if group else f"{own}/stat"):
+            try:
+                fields = path.read_text("ascii", "replace").rpartition(")")[2].split()
+            except OSError:  # it has ended
+                continue
+            # Fields 5 (process group) and 14 to 17 (user and kernel time, and that of children that have ended) of proc(5).
+            if int(fields[2]) == own:
+                total += sum(map(int, fields[11:15]))
+        return total / os.sysconf("SC_CLK_TCK")
 
     def _line(self, deadline: float) -> bytes | None:
         """The next line; empty where the child has ended, None at the deadline."""

@@ -178,6 +178,8 @@ def test_a_released_pool_cannot_be_touched_and_comes_back_at_its_addresses(devic
 def test_a_copy_to_the_peer_arrives_there(device, devices):
     copied = device.copy_to_peer(adopt(device, 1.0, 2.0) * 2, devices[1])
     assert (str(copied.device), copied.cpu().tolist()) == ("toy:1", [2.0, 4.0])
+    device.copy_into_peer(adopt(device, 3.0, 5.0), copied, devices[1])
+    assert copied.cpu().tolist() == [3.0, 5.0]
 
 
 def test_a_seed_repeats_what_the_device_draws(device):

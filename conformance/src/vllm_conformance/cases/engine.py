@@ -52,7 +52,7 @@ def collect(claims: Mapping[str, Support], offers: Sequence[Offer], facts: Devic
         group = "capability:parallel.tensor"
         yield _case("two_workers/llama", "whole:two_workers", group, {"model": "llama"}, ci=True)
     yield from _providers(offers)
-    yield _case("memory_comes_back", "whole:memory_comes_back", "engine:memory", ci=True)
+    yield _case("memory_comes_back", "whole:memory_comes_back", "engine:memory", {"alone": True}, ci=True)
     yield _case("nothing_is_patched", "whole:nothing_is_patched", "engine:patches", ci=True)
 
 

@@ -93,7 +93,8 @@ _WINDOW = (
     *(Run(f"{rows}/window", 9, ci=rows == "mixed") for rows in ("block_edges", "decode", "mixed", "long")),
     *(Run(f"block_edges/window{size}", 10) for size in (1, 15, 16, 17, 4096)),
     Run("thousands/window1024", 11),
-    Run("decode/window/rest", 12, ci=True),
+    *(Run(f"{rows}/window/rest", 12, ci=True) for rows in ("decode", "mixed")),
+    Run("block_edges/b64/window/rest", 12),
 )
 _CAP = (*(Run(f"{rows}/cap", 13, ci=rows == "mixed") for rows in ("block_edges", "decode", "mixed")),)
 _KV_DTYPES = ("float32", "bfloat16", "float16", "fp8", "int8")

@@ -45,11 +45,14 @@ def _add_run(commands: Subparsers) -> None:
     run.add_argument("--level", type=int, choices=range(6), default=5, metavar="N", help="highest level to run, 0 to 5")
     run.add_argument("--subset", choices=("ci",), help="a fixed part of the cases; proves no level")
     run.add_argument("--device", metavar="ID", help="id of the device to test; default: the first")
-    run.add_argument("--jobs", type=int, choices=range(1, 17), default=2, metavar="N", help="child processes at a time")
+    run.add_argument("--jobs", type=int, choices=range(1, 65), default=2, metavar="N", help="child processes at a time")
     run.add_argument("--waivers", type=Path, metavar="FILE", help="waivers.toml")
     run.add_argument("--out", type=Path, default=Path("conformance-report"), metavar="DIR", help="folder of the report")
     run.add_argument(
         "-k", dest="only", action="append", default=[], metavar="PATTERN", help="only cases with such ids: never complete"
+    )
+    run.add_argument(
+        "--deny-provider", action="append", default=[], metavar="NAME", help="judge without this provider; the report says so"
     )
     run.add_argument("--maxfail", type=int, metavar="N", help="stop after N bad rows: then not complete")
     run.set_defaults(func=run_suite)
@@ -63,6 +66,7 @@ def run_suite(args: argparse.Namespace) -> int:
     from vllm_conformance.options import RunOptions
     from vllm_conformance.report import write_report
     from vllm_conformance.run import run
+    from vllm_conformance.subject import DENY
     from vllm_conformance.table import to_table
     from vllm_conformance.verdict import EXIT_STATUS, GOOD
     from vllm_conformance.waivers import read_waivers
@@ -82,6 +86,7 @@ def run_suite(args: argparse.Namespace) -> int:
         only=tuple(args.only),
         maxfail=args.maxfail,
         waivers=read_waivers(args.waivers) if args.waivers else (),
+        options={DENY: args.deny_provider} if args.deny_provider else {},
     )
     report = run(options, progress=progress)
     write_report(report, args.out / REPORT)

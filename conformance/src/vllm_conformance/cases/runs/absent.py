@@ -179,7 +179,8 @@ def _plan(subject: Subject, name: str) -> str:
     if name in _OPTIONS:
         launch.blueprint(given)
         return ", ".join(f"{key}={value}" for key, value in options.items()) or model
-    needs = launch.needs_of(EngineConfig.from_options(given))
+    # The candidate below has no offers of providers that the run denies: to the planner their names would be unknown.
+    needs = replace(launch.needs_of(EngineConfig.from_options(given)), denied_providers=frozenset())
     if name == "graphs":
         needs = replace(needs, graphs=True)
     else:

@@ -10,6 +10,7 @@ from typing import Any
 from vllm_conformance.case import Evidence, Subject
 from vllm_conformance.cases.runs import models
 from vllm_conformance.cases.runs.teacher import PRECISIONS, Marks
+from vllm_conformance.subject import DENY, denied_by
 from vllm_core import launch
 from vllm_core.engine.messages import EngineRequest, RequestUpdate, TokenLogprobs
 from vllm_core.sampling_params import PoolingParams, SamplingParams
@@ -124,7 +125,13 @@ def options_of(subject: Subject, name: str, dtype: str, **options: Any) -> dict[
     """Options of an engine on the device under test."""
     track = {"model_impl": "transformers"} if name in models.TRANSFORMERS else {}
     base = {**OPTIONS, "model": str(models.folder_of(name)), "dtype": dtype, **track}
-    return {**base, "platform": subject.platform, "device_ids": [subject.facts.id], **options}
+    return {**base, "platform": subject.platform, "device_ids": [subject.facts.id], **options, **denied(subject, options)}
+
+
+def denied(subject: Subject, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The option that names what the run denies, and what ``options`` deny beside it; nothing where neither does."""
+    names = (*denied_by(subject.options), *options.get(DENY, ()))
+    return {DENY: list(names)} if names else {}
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Any
 from vllm_conformance.case import Subject
 from vllm_conformance.cases.runs import models
 from vllm_conformance.cases.runs.expect import first_dtype
+from vllm_conformance.subject import denied_by
 
 NAME = "tiny"
 MAX_LEN = 256
@@ -49,6 +50,7 @@ class Server:
             "--drain-s": "20",
         }
         words = [word for pair in options.items() for word in pair]
+        words += [word for name in denied_by(subject.options) for word in ("--deny-provider", name)]
         command = [sys.executable, "-m", "vllm_core.cli.main", "serve", str(folder), *words, "--strict"]
         self._log = models.scratch() / f"server-{next(_numbers)}.log"
         with self._log.open("wb") as log:

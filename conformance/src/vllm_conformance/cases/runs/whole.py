@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_conformance.case import Evidence, Subject
 from vllm_conformance.cases.runs import models
-from vllm_conformance.cases.runs.engines import LENGTHS, OPTIONS, engine, prompt_of
+from vllm_conformance.cases.runs.engines import LENGTHS, OPTIONS, denied, engine, prompt_of
 from vllm_conformance.cases.runs.expect import first_dtype
 from vllm_conformance.cases.runs.teacher import Marks
 from vllm_conformance.cases.runs.tokens import marks_of
@@ -21,6 +21,7 @@ from vllm_core.api import POOLS, is_available
 def nothing_is_patched(subject: Subject, params: Mapping[str, Any]) -> Evidence:
     """Core, torch and transformers before the plugin is loaded and after a served request, in every engine process."""
     options = {**OPTIONS, "model": str(models.folder_of("llama")), "platform": subject.platform, "dtype": first_dtype(subject)}
+    options |= denied(subject, options)
     workers = 2 if is_available(subject.claims["parallel.tensor"]) else 1
     if len(subject.all_facts) >= workers:
         options["device_ids"] = [facts.id for facts in subject.all_facts[:workers]]
