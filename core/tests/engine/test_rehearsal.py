@@ -97,7 +97,7 @@ def test_where_another_provider_would_really_run_nothing_does(made):
 def test_a_rehearsal_that_fails_is_logged_and_leaves_no_graph(made, caplog):
     device, _, program = made
     core = Core(device, failure=ValueError("no such tile"))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="vllm_core"):
         rehearse(core, program, device, ["own"], SPEC, 300)
     assert "ValueError: no such tile" in caplog.text
     assert (program.events, device.inside) == (["cleared"], False)
