@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from triton import knobs
 
@@ -85,6 +85,7 @@ def test_chips_on_which_its_programs_were_not_one_wave_keep_the_shared_kernel(mu
 
 
 @given(st.integers(0, 200), st.integers(1, 40000), st.integers(1, 40000), st.booleans())
+@example(64, 11200, 12000, False)
 def test_every_tile_is_one_wave_of_whole_groups_within_the_chips_memory(count, rows, columns, gated):
     tile = hopper.streamed(count, rows, columns, gated, hopper.PROGRAMS)
     if tile is None:
@@ -98,7 +99,7 @@ def test_every_tile_is_one_wave_of_whole_groups_within_the_chips_memory(count, r
     assert clusters <= {1: hopper.PROGRAMS, **hopper.CLUSTERS}[tile.cluster]
     form = Form(tile, max(1, -(-count // 64)), GATED if gated else PLAIN, 0, False, False)
     assert form.shared_bytes <= families.HOPPER.shared_bytes
-    assert tile.stages >= 3
+    assert tile.stages >= hopper.LEAST_STAGES
 
 
 def test_a_product_and_the_one_that_follows_it_share_a_multiprocessor_and_no_product_shares_one_with_itself():

@@ -42,6 +42,9 @@ WIDE_RINGS, NARROW_RINGS = 128 << 10, 96 << 10
 narrow, so that its weight is on the way while the other drains. It has none for two wide ones: the programs of a product
 never share one while another is idle."""
 
+LEAST_STAGES = 3
+"""Of the weight in a ring: with fewer there is nothing on its way while one is multiplied and one has just come."""
+
 MOST_ROWS = {1: 256, 2: 192, 3: 192}
 """Rows of the weight in a tile, by the programs of a cluster."""
 
@@ -68,7 +71,8 @@ def streamed(count: int, rows: int, columns: int, gated: bool, multiprocessors: 
     if wanted > MOST_ROWS[cluster]:
         return None
     ring = NARROW_RINGS if columns > rows and not gated else WIDE_RINGS
-    return tile_within(ring, wanted, cluster, bands, 4 if bands == 1 else 2)
+    tile = tile_within(ring, wanted, cluster, bands, 4 if bands == 1 else 2)
+    return tile if tile.stages >= LEAST_STAGES else None
 
 
 TUNING = Tuning(
