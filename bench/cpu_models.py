@@ -96,9 +96,11 @@ def demo() -> Path:
 def export(file: Path, folder: Path, dtype: str) -> None:
     """Decode a GGUF file into a folder, with its tokenizer, by transformers."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    whole = GgufConfig(dequantize=True)
+    where = {"gguf_file": file.name, "dtype": torch.float32, "quantization_config": whole}
+    model = AutoModelForCausalLM.from_pretrained(file.parent, **where)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
