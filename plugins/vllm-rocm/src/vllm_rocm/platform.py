@@ -7,24 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_core.api import ConfigPatch, DeviceFacts
-
-BATCHED_TOKENS = 8192
-"""Tokens of a step: enough that the products of a prompt run at the chip's rate, and launches hide behind them."""
+from vllm_triton.steps import configured
 
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
 def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatch:
     """Larger steps than a host takes, and the sizes at which decode steps are captured."""
-    changes: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
-    if "max_num_batched_tokens" not in explicit:
-        changes["max_num_batched_tokens"] = BATCHED_TOKENS
-        reasons["max_num_batched_tokens"] = f"{BATCHED_TOKENS}: products of fewer rows leave the chip idle, unless set"
-    if "graph_sizes" not in explicit:
-        changes["graph_sizes"] = list(GRAPH_SIZES)
-        reasons["graph_sizes"] = f"{len(GRAPH_SIZES)} sizes up to {GRAPH_SIZES[-1]} sequences, captured when first used"
-    return ConfigPatch(changes=changes, reasons=reasons)
+    return configured(explicit, GRAPH_SIZES)
 
 
 def start(device: DeviceFacts) -> None:

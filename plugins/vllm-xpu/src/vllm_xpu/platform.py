@@ -7,17 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_core.api import ConfigPatch, DeviceFacts
-
-BATCHED_TOKENS = 8192
-"""Tokens of a step: enough that the products of a prompt run at the chip's rate, and launches hide behind them."""
+from vllm_triton.steps import configured
 
 
 def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatch:
     """Larger steps than a host takes."""
-    if "max_num_batched_tokens" in explicit:
-        return ConfigPatch(changes={}, reasons={})
-    reason = f"{BATCHED_TOKENS}: products of fewer rows leave the chip idle, unless set"
-    return ConfigPatch(changes={"max_num_batched_tokens": BATCHED_TOKENS}, reasons={"max_num_batched_tokens": reason})
+    return configured(explicit)
 
 
 def start(device: DeviceFacts) -> None:
