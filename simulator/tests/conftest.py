@@ -19,6 +19,7 @@ LIMIT_S = 120
 
 PRELUDE = """
 import json, sys, torch
+torch.default_generator.manual_seed(0)
 out = {}
 def said(work):
     try:
