@@ -4,6 +4,7 @@ python tools/explain_machines.py PLATFORM REPORTS.json
 
 The file has probe reports by name, as the platform's probe gives them (`ProbeReport` as JSON). Each is saved as `doctor --json`
 would save it, then `vllm-core platforms explain --probe` plans for it. `{"status": exit status, "text": what was printed}`.
+Tests of hardware packages hold it against the words that they expect (`missing`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import io
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import msgspec
 
@@ -48,7 +50,14 @@ def saved(platform: str, report: ProbeReport) -> bytes:
     return encode(Snapshot(format=FORMAT, core_version=__version__, host={}, platforms=platforms, failed=(), steps={}))
 
 
-def explained(platform: str, report: ProbeReport, folder: Path) -> Mapping[str, object]:
+class Explained(TypedDict):
+    """Exit status of the command, and what it printed."""
+
+    status: int
+    text: str
+
+
+def explained(platform: str, report: ProbeReport, folder: Path) -> Explained:
     """Exit status and text of the command."""
     file = folder / "machine.json"
     file.write_bytes(saved(platform, report))
@@ -59,14 +68,30 @@ def explained(platform: str, report: ProbeReport, folder: Path) -> Mapping[str, 
     return {"status": status, "text": said.getvalue()}
 
 
-def main(platform: str, reports: Path) -> None:
-    """Print all of them."""
-    given = msgspec.json.decode(reports.read_bytes(), type=dict[str, ProbeReport])
+def explain_all(platform: str, reports: Mapping[str, ProbeReport]) -> dict[str, Explained]:
+    """What is said of each machine."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-        found = {machine: explained(platform, report, folder) for machine, report in given.items()}
-    print(json.dumps(found))
+        return {machine: explained(platform, report, folder) for machine, report in reports.items()}
+
+
+def missing(platform: str, reports: Mapping[str, ProbeReport], expected: Mapping[str, Sequence[str]]) -> list[str]:
+    """Words of ``expected`` that the text of a machine lacks, and exit statuses that are wrong: 0 where a provider named as the
+    platform's distribution is expected, else 2. A line each, with the text."""
+    found, wrong = explain_all(platform, reports), []
+    for machine, words in expected.items():
+        said = found[machine]
+        status = 0 if f"vllm-{platform}" in words else 2
+        lacking = [word for word in words if word not in said["text"]]
+        if lacking or said["status"] != status:
+            wrong.append(f"{machine}: status {said['status']}, without {lacking}\n{said['text']}")
+    return wrong
+
+
+def main(platform: str, reports: Path) -> None:
+    """Print all of them."""
+    print(json.dumps(explain_all(platform, msgspec.json.decode(reports.read_bytes(), type=dict[str, ProbeReport]))))
 
 
 if __name__ == "__main__":

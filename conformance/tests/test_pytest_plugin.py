@@ -20,6 +20,10 @@ conformance = Conformance(platform={platform!r}, level={level})
 """
 
 
+WITHOUT = ("-p", "no:schemathesis", "-p", "no:hypothesispytest")
+"""What others have brought to this environment takes longer to load than these tests take."""
+
+
 @pytest.fixture
 def project(tmp_path, site):
     """A plugin's tests: write files, run pytest there, and get the exit status, the output and the report."""
@@ -32,8 +36,7 @@ def project(tmp_path, site):
         for name, text in files.items():
             (folder / f"{name}.py").write_text(text)
         done = subprocess.run(
-            # What others have brought to this environment takes longer to load than these tests take.
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", *arguments],
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WITHOUT, *arguments],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(site)},
             capture_output=True,

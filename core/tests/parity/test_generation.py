@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from vllm_core import LLM, SamplingParams
+from vllm_core.config import ModelConfig
+from vllm_core.loader.source import open_model
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -22,13 +25,24 @@ def run(llm: LLM, reference: Any, order: list[int]) -> None:
     reference.compare_all(outputs, order)
 
 
-def test_the_tokenizer_gives_the_references_ids(reference: tuple[Any, Path], engine: Engine) -> None:
-    import json
-
-    record, _ = reference
+def test_the_tokenizer_gives_the_references_ids(reference: tuple[Any, Path]) -> None:
+    record, path = reference
     texts = json.loads((Path(__file__).parent / "prompts.json").read_text(encoding="utf-8"))
-    tokenizer = engine().get_tokenizer()
+    tokenizer = open_model(ModelConfig(model=str(path))).tokenizer()
     assert [tokenizer.encode(text) for text in texts] == record.prompts
+
+
+def test_everything_at_once(reference: tuple[Any, Path], engine: Engine) -> None:
+    """Mixed arrivals in chunks of 7 over cached prefixes, in so few blocks that requests are preempted.
+
+    What CI runs; each of these alone is below, and takes as long.
+    """
+    record, _ = reference
+    order = list(range(len(record.rows)))
+    random.Random(1).shuffle(order)
+    llm = engine(num_gpu_blocks_override=34, block_size=16, max_num_seqs=12, long_prefill_token_threshold=7)
+    run(llm, record, order)
+    assert llm.get_metrics().preemptions > 0
 
 
 @pytest.mark.slow
@@ -39,7 +53,8 @@ def test_each_prompt_alone(reference: tuple[Any, Path], engine: Engine) -> None:
         run(llm, record, [index])
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
 def test_random_mixes_and_arrival_orders(reference: tuple[Any, Path], engine: Engine, seed: int) -> None:
     record, _ = reference
     order = list(range(len(record.rows))) * seed
@@ -47,7 +62,8 @@ def test_random_mixes_and_arrival_orders(reference: tuple[Any, Path], engine: En
     run(engine(max_num_seqs=5 + seed), record, order)
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunked_prompts(reference: tuple[Any, Path], engine: Engine, chunk: int) -> None:
     record, _ = reference
     llm = engine(long_prefill_token_threshold=chunk, enable_prefix_caching=False)
@@ -72,6 +88,7 @@ def test_a_second_pass_over_cached_prefixes(reference: tuple[Any, Path], engine:
     assert llm.get_metrics().prefix_hits > before
 
 
+@pytest.mark.slow
 def test_so_few_blocks_that_requests_are_preempted(reference: tuple[Any, Path], engine: Engine) -> None:
     record, _ = reference
     llm = engine(num_gpu_blocks_override=34, block_size=16, max_num_seqs=12)

@@ -4,41 +4,33 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tools.tokens import SIZES, SMALL, found_in_child, in_child, tokens
 
 simulator = pytest.importorskip("vllm_simulator")
 
 ROOT = Path(__file__).resolve().parents[3]
 FAKES = Path(__file__).with_name("fakes")
-LIMIT_S = 280
-OPENED = (
-    "import torch\nfrom vllm_xpu import probe\nfrom vllm_xpu.device import XpuDevice\n"
-    "device = XpuDevice(probe.probe().devices[0])\n"
-)
-SIZES = ("max_model_len=256", "max_num_seqs=4", "dtype=float32")
-SMALL = (*SIZES, "skip_tokenizer_init=true", "kv_cache_memory_bytes=8388608", "max_num_batched_tokens=64")
-
-
-def run(command: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    # The probe imports torch there, which takes long where much else runs.
-    more = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VLLM_CORE_PROBE_TIMEOUT_S": "120"}
-    environment = {**environ, **more}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-
-
-def serve(platform: str, environ: dict[str, str], model: str, count: int, *options: str) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, str(ROOT / "tools" / "tokens.py"), platform, model, str(count), *options], environ)
-
-
-def tokens(platform: str, environ: dict[str, str], count: int, *options: str, model: str = "demo") -> dict:
-    sizes = SIZES if model == "demo" else SMALL
-    done = serve(platform, environ, model, count, *sizes, *options)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+REFERENCES = 'provider={"all": "reference"}'
+OURS = 'provider={"paged_attention": "vllm-xpu"}'
+QUESTIONS = """
+import json, torch
+from vllm_core.api import MemoryBudgetError
+from vllm_xpu.device import XpuDevice
+from vllm_xpu.probe import probe
+facts = probe().devices[0]
+device = XpuDevice(facts)
+out = {"architecture": facts.architecture, "properties": dict(facts.properties)}
+try:
+    device.allocate("kv", (1 << 33,), torch.uint8)
+except MemoryBudgetError as error:
+    out["refused"] = str(error)
+out["after"] = float(device.allocate("kv", (4,), torch.float32).sum())
+print(json.dumps(out))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -55,57 +47,63 @@ def machine() -> dict[str, str]:
     return simulator.environment(environ=environ, pose="xpu", chip="pvc", memory_mib=4096)
 
 
-def test_the_device_is_found_and_named(machine):
-    code = "import json; from vllm_xpu.probe import probe; one = probe().devices[0]\n"
-    code += "print(json.dumps([one.architecture, one.properties]))"
-    done = run([sys.executable, "-c", code], machine)
-    assert done.returncode == 0, done.stderr[-2000:]
-    architecture, properties = json.loads(done.stdout.splitlines()[-1])
-    assert architecture == "pvc"
-    assert properties["slm_bytes"] == str(128 << 10)
-    assert properties["xpu_kernels"] == "0.1.16"
+@pytest.fixture(scope="module")
+def answers(machine) -> dict:
+    """What one process finds out there."""
+    return found_in_child(machine, "-c", QUESTIONS)
+
+
+def test_the_device_is_found_and_named(answers):
+    assert answers["architecture"] == "pvc"
+    assert answers["properties"]["slm_bytes"] == str(128 << 10)
+    assert answers["properties"]["xpu_kernels"] == "0.1.16"
+
+
+def test_out_of_memory_is_a_memory_error_of_four_parts(answers):
+    assert answers["refused"].count("expected") == 1
+    assert answers["after"] == 0.0
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_two_layers_on_interpreted_kernels_give_the_tokens_of_the_host(small, dtype, tmp_path):
     """End to end: every op that the package has a kernel for is that kernel's, in Triton's interpreter; none was demoted."""
     log = tmp_path / "log.json"
-    machine = simulator.environment(environ=dict(os.environ), pose="xpu", chip="pvc", memory_mib=1024, interpret=True)
-    found = tokens("xpu", {**machine, "SIMULATOR_LOG": str(log)}, 2, f"dtype={dtype}", model=small)
+    machine = on_a_small_one(interpret=True)
+    options = (*SMALL, f"dtype={dtype}")
+    found = found_in_child({**machine, "SIMULATOR_LOG": str(log)}, "xpu", small, "2", *options)
     assert found["demoted"] == []
     assert {op for op, one in found["served"].items() if not one.startswith("kernel vllm-xpu")} <= {"all_gather", "all_reduce"}
     ran = {name.removeprefix("triton::") for line in log.read_text().splitlines() for name in json.loads(line)["ops"]}
     assert {"build_rows", "draw"} <= ran
     assert ran & {"decode", "extend"}
-    expected = tokens("cpu", dict(os.environ), 2, f"dtype={dtype}", model=small)["tokens"]
-    assert found["tokens"] == expected
+    assert found["tokens"] == tokens("cpu", small, 2, options)["tokens"]
 
 
-REFERENCES = 'provider={"all": "reference"}'
-OURS = 'provider={"paged_attention": "vllm-xpu"}'
+def on_a_small_one(**settings) -> dict[str, str]:
+    return simulator.environment(environ=dict(os.environ), pose="xpu", chip="pvc", memory_mib=1024, **settings)
 
 
-@pytest.mark.parametrize(
-    ("fail", "options", "text"),
-    [
-        ("lost:aten::mm", (REFERENCES,), "UR_RESULT_ERROR_DEVICE_LOST"),
-        ("", (REFERENCES, "kv_cache_dtype=fp8"), "fp8"),
-        ("", (OURS, "block_size=24"), "24"),
-    ],
-    ids=["device lost", "unsupported KV dtype", "unsupported block size"],
-)
-def test_what_goes_wrong_is_said(small, fail, options, text):
-    machine = simulator.environment(environ=dict(os.environ), pose="xpu", chip="pvc", memory_mib=1024, fail=fail)
-    done = serve("xpu", machine, small, 4, *SMALL, *options)
+def test_a_lost_device_is_said(small):
+    done = in_child(on_a_small_one(fail="lost:aten::mm"), "xpu", small, "4", *SMALL, REFERENCES)
     assert done.returncode != 0
-    assert text in done.stderr
+    assert "UR_RESULT_ERROR_DEVICE_LOST" in done.stdout + done.stderr
+
+
+def test_what_no_kernel_takes_is_refused_by_name(small):
+    """A KV dtype, then a block size."""
+    wrong = (*SMALL, REFERENCES, "kv_cache_dtype=fp8", "--", *SMALL, OURS, "block_size=24")
+    done = in_child(on_a_small_one(), "xpu", small, "4", *wrong)
+    assert done.returncode == 1, done.stderr[-2000:]
+    dtype, size = (json.loads(line)["error"] for line in done.stdout.splitlines())
+    assert "fp8" in dtype
+    assert "24" in size
 
 
 @pytest.mark.slow
 @pytest.mark.model
 def test_the_demo_model_gives_the_tokens_of_the_host_through_torch(machine):
-    found = tokens("xpu", machine, 64, 'provider={"all": "reference"}')
-    assert found["tokens"] == tokens("cpu", dict(os.environ), 64)["tokens"]
+    found = found_in_child(machine, "xpu", "demo", "64", *SIZES, REFERENCES)
+    assert found["tokens"] == tokens("cpu", "demo", 64, SIZES)["tokens"]
     assert found["demoted"] == []
 
 
@@ -113,30 +111,17 @@ def test_the_demo_model_gives_the_tokens_of_the_host_through_torch(machine):
 @pytest.mark.model
 def test_the_demo_model_gives_the_references_tokens_with_vendor_calls(machine):
     chosen = '{"all": "reference", "paged_attention": "vllm-xpu-kernels", "gated_activation": "vllm-xpu-kernels"}'
-    found = tokens("xpu", machine, 64, f"provider={chosen}", "dtype=bfloat16")
+    bfloat16 = (*SIZES, "dtype=bfloat16")
+    found = found_in_child(machine, "xpu", "demo", "64", *bfloat16, f"provider={chosen}")
     assert found["served"]["paged_attention"] == "vendor vllm-xpu-kernels"
-    assert found["tokens"] == tokens("xpu", machine, 64, 'provider={"all": "reference"}', "dtype=bfloat16")["tokens"]
+    assert found["tokens"] == found_in_child(machine, "xpu", "demo", "64", *bfloat16, REFERENCES)["tokens"]
 
 
-def test_out_of_memory_is_a_memory_error_of_four_parts(machine):
-    small = simulator.environment(environ=dict(os.environ), pose="xpu", chip="pvc", memory_mib=64)
-    code = OPENED + (
-        "from vllm_core.api import MemoryBudgetError\n"
-        "try:\n    device.allocate('kv', (1 << 30,), torch.uint8)\n"
-        "except MemoryBudgetError as error:\n    print(str(error).count('expected'))\n"
-        "print(float(device.allocate('kv', (4,), torch.float32).sum()))"
-    )
-    done = run([sys.executable, "-c", code], small)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-2:] == ["1", "0.0"]
-
-
-def test_integrated_graphics_are_left_alone(machine):
+def test_integrated_graphics_are_left_alone():
     laptop = simulator.environment(environ=dict(os.environ), pose="xpu", chip="lnl", memory_mib=1024)
     code = "from vllm_xpu.probe import probe; print(len(probe().devices))"
-    assert run([sys.executable, "-c", code], laptop).stdout.splitlines()[-1] == "0"
-    chosen = {**laptop, "ONEAPI_DEVICE_SELECTOR": "level_zero:0"}
-    assert run([sys.executable, "-c", code], chosen).stdout.splitlines()[-1] == "1"
+    assert found_in_child(laptop, "-c", code) == 0
+    assert found_in_child({**laptop, "ONEAPI_DEVICE_SELECTOR": "level_zero:0"}, "-c", code) == 1
 
 
 def test_the_plugin_has_no_word_of_the_simulator():
