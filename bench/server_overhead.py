@@ -1,19 +1,23 @@
 """What serving costs over the offline engine: the same requests through `LLM.generate` and as streams over HTTP.
 
-    python bench/server_overhead.py [--model demo] [--requests 32] [--output-len 64] [--rounds 16] [--out FILE]
+    python bench/server_overhead.py [--model demo] [--requests 32] [--output-len 64] [--rounds 8] [--starts 3] [--out FILE]
+    python bench/server_overhead.py --control
 
-Both engines have the same options and stay up. A round runs the same requests on both, one right after the other, and the next
-round the other way round, so that whatever else the machine does falls on both. The figure is the ratio of their times in a
-round, and its median over the rounds. The client is a plain socket reader in this process: what it costs counts against the
-server. Beside it stand the seconds of processor time of the offline process, of the server's engine and of its HTTP process,
-which a busy machine disturbs less; the median of their ratios too leaves the client out.
+Both engines have the same options, processes of their own, and stay up for some rounds; then both are started anew, since where
+a process happens to lie in memory makes it a little faster or slower for as long as it lives. A round runs the same requests on
+both, one right after the other, and the next round the other way round, so that whatever else the machine does falls on both.
+The figure is the median ratio of their times in a round, with the interval that holds the median with 95 % (resampled rounds).
+``--control`` measures a second offline engine in the server's place: what it shows beside 1 is the noise of the machine.
+
+The client is a plain socket reader in a process of its own: what it costs counts against the server. Beside the times stand the
+steps that either engine took, and the seconds of processor time of the offline process, of the server's engine and of its HTTP
+process.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -21,12 +25,15 @@ import re
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterable
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 Prompt = list[int]
+OPTIONS: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": 200_000_000}
+"""Of both engines."""
 
 
 def prompts(count: int, length: int, seed: int) -> list[Prompt]:
@@ -57,18 +64,6 @@ async def serve_all(port: int, todo: list[Prompt], tokens: int) -> float:
     return time.perf_counter() - started
 
 
-def generate_all(llm: Any, todo: list[Prompt], tokens: int) -> float:
-    """Seconds for the same requests offline."""
-    from vllm_core import SamplingParams
-
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    started = time.perf_counter()
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in todo], params, use_tqdm=False)
-    seconds = time.perf_counter() - started
-    assert all(len(one.outputs[0].token_ids) == tokens for one in outputs), "every request has all its tokens"
-    return seconds
-
-
 def cpu_s(pid: int) -> float:
     """Seconds of processor time that a process has used, all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -81,89 +76,176 @@ def engine_of(pid: int) -> int:
     return int(child)
 
 
-def start_server(model: str, options: list[str]) -> tuple[subprocess.Popen[str], int]:
-    """A server on a free port. Raises RuntimeError where it does not start."""
-    command = [sys.executable, "-m", "vllm_core.cli.main", "serve", model, "--port", "0", "--disable-uvicorn-access-log"]
-    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stderr is not None, "the pipe was asked for"
-    for line in process.stderr:
-        found = re.search(r"listening on \S+:(\d+)", line)
-        if found:
-            return process, int(found[1])
-    raise RuntimeError("the server did not start")
+class Served:
+    """A server on a free port, and its engine."""
+
+    steps = 0
+
+    def __init__(self, model: str) -> None:
+        command = [sys.executable, "-m", "vllm_core.cli.main", "serve", model, "--port", "0", "--disable-uvicorn-access-log"]
+        flags = [text for name, value in OPTIONS.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+        self._process = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True, start_new_session=True)
+        assert self._process.stderr is not None, "the pipe was asked for"
+        lines = iter(self._process.stderr)
+        self._port = next((int(found[1]) for line in lines if (found := re.search(r"listening on \S+:(\d+)", line))), None)
+        if self._port is None:
+            raise RuntimeError("the server did not start")
+        threading.Thread(target=lambda: list(lines), daemon=True).start()  # a pipe that is full would stop the server
+        self.pids = {"engine": engine_of(self._process.pid), "http": self._process.pid, "client": os.getpid()}
+
+    def run(self, todo: list[Prompt], tokens: int) -> tuple[float, int]:
+        """Seconds for all requests at once, and the engine's steps since its start."""
+        assert self._port is not None, "it listens"
+        seconds = asyncio.run(serve_all(self._port, todo, tokens))
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics") as answer:
+            found = re.search(rb"^vllm:engine_steps_total\S* (\S+)", answer.read(), re.M)
+        assert found is not None, "the engine counts its steps"
+        return seconds, int(float(found[1]))
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait()
 
 
-def run_round(llm: Any, port: int, pids: list[int], todo: list[Prompt], tokens: int, *, served_first: bool) -> dict[str, Any]:
-    """The same requests on both; ``pids`` are this process, the server's engine and the server."""
-    seconds = {}
-    for kind in ("served", "offline") if served_first else ("offline", "served"):
-        before = [cpu_s(pid) for pid in pids]
-        if kind == "offline":
-            seconds[kind] = generate_all(llm, todo, tokens)
-            offline_cpu = cpu_s(pids[0]) - before[0]
-        else:
-            seconds[kind] = asyncio.run(serve_all(port, todo, tokens))
-            client, engine, http = (cpu_s(pid) - was for pid, was in zip(pids, before, strict=True))
+class Offline:
+    """An offline engine in a process of its own, which `serve_offline` is."""
+
+    steps = 0
+
+    def __init__(self, model: str) -> None:
+        command = [sys.executable, __file__, "--model", model, "--offline"]
+        # Linux shares time between sessions: the server's engine has one of its own, and so has this.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self.plan = self._answer()
+        self.pids = {"offline": self._process.pid}
+
+    def run(self, todo: list[Prompt], tokens: int) -> tuple[float, int]:
+        """Seconds for all requests, and the engine's steps since its start."""
+        assert self._process.stdin is not None, "the pipe was asked for"
+        self._process.stdin.write(json.dumps([todo, tokens]) + "\n")
+        self._process.stdin.flush()
+        seconds, steps = self._answer()
+        return seconds, steps
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None, "the pipe was asked for"
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the offline engine ended")
+        return json.loads(line)
+
+    def stop(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None, "the pipe was asked for"
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve_offline(model: str) -> None:
+    """Write the Plan, then for each line of prompts and tokens the seconds that `LLM.generate` takes, and the steps so far."""
+    from vllm_core import LLM, SamplingParams
+    from vllm_core.registry import explain
+
+    with LLM(model, **OPTIONS) as llm:
+        print(json.dumps(json.loads(explain.to_json(llm.plan))), flush=True)
+        for line in sys.stdin:
+            todo, tokens = json.loads(line)
+            params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+            started = time.perf_counter()
+            outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in todo], params, use_tqdm=False)
+            seconds = time.perf_counter() - started
+            assert all(len(one.outputs[0].token_ids) == tokens for one in outputs), "every request has all its tokens"
+            print(json.dumps([seconds, llm.get_metrics().steps]), flush=True)
+
+
+def run_round(
+    offline: Offline, served: Served | Offline, todo: list[Prompt], tokens: int, *, served_first: bool
+) -> dict[str, Any]:
+    """The same requests on both."""
+    seconds, steps, cpu = {}, {}, {}
+    for name in ("served", "offline") if served_first else ("offline", "served"):
+        one = served if name == "served" else offline
+        before = {process: cpu_s(pid) for process, pid in one.pids.items()}
+        seconds[name], total = one.run(todo, tokens)
+        steps[name], one.steps = total - one.steps, total
+        cpu[name] = {process: cpu_s(pid) - before[process] for process, pid in one.pids.items()}
+    of_server = sum(value for process, value in cpu["served"].items() if process != "client")
     return {
         "offline_s": seconds["offline"],
         "served_s": seconds["served"],
         "ratio": seconds["served"] / seconds["offline"],
-        "cpu_s": {"offline": offline_cpu, "engine": engine, "http": http, "client": client},
-        "cpu_ratio": (engine + http) / offline_cpu,
+        "steps": steps,
+        "cpu_s": {"offline": cpu["offline"]["offline"], **({} if isinstance(served, Offline) else cpu["served"])},
+        "cpu_ratio": of_server / cpu["offline"]["offline"],
     }
 
 
-def shown(number: int, row: dict[str, Any]) -> str:
+def shown(name: str, row: dict[str, Any]) -> str:
     """A round as a line."""
-    cpu = ", ".join(f"{name} {seconds:.2f}" for name, seconds in row["cpu_s"].items())
+    cpu = ", ".join(f"{process} {seconds:.2f}" for process, seconds in row["cpu_s"].items())
     times = f"offline {row['offline_s']:.3f} s, served {row['served_s']:.3f} s, {row['ratio']:.3f}"
-    return f"{number or 'first'}: {times}; processor seconds: {cpu}, {row['cpu_ratio']:.3f}"
+    steps = f"steps {row['steps']['offline']}, {row['steps']['served']}"
+    return f"{name}: {times}; {steps}; processor seconds: {cpu}, {row['cpu_ratio']:.3f}"
 
 
-def quartiles(values: Iterable[float]) -> list[float]:
-    """Lower quartile, median, upper quartile."""
-    return statistics.quantiles(values, n=4)
+def median_of(values: list[float]) -> dict[str, Any]:
+    """Median and quartiles, and the interval of the median by resampling."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(4000))
+    return {
+        "median": statistics.median(values),
+        "quartiles": statistics.quantiles(values, n=4) if len(values) > 1 else values * 3,
+        "interval": [medians[99], medians[3899]],
+    }
+
+
+def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Any]:
+    """All rounds of all starts, and the Plan; the first round after a start warms up and is not counted."""
+    rows: list[dict[str, Any]] = []
+    for start in range(arguments.starts):
+        offline = Offline(arguments.model)
+        served = Offline(arguments.model) if arguments.control else Served(arguments.model)
+        try:
+            for number in range(arguments.rounds + 1):
+                todo = prompts(arguments.requests, arguments.input_len, start * 1000 + number)
+                row = run_round(offline, served, todo, arguments.output_len, served_first=bool((start + number) % 2))
+                print(shown(f"{start + 1}.{number or 'first'}", row), flush=True)
+                if number:
+                    rows.append(row)
+        finally:
+            served.stop()
+            offline.stop()
+    return rows, offline.plan
 
 
 def main() -> None:
-    """Alternate, print a line a round and the median, and write the file."""
+    """Measure, print a line a round and the medians, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument("--control", action="store_true")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--offline", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    from vllm_core import LLM
-    from vllm_core.registry import explain
-
-    with contextlib.suppress(PermissionError):  # it leads a session already
-        os.setsid()  # Linux shares time between sessions: the engine process has one of its own, and so has the offline engine
-    flags = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "200000000"]
-    process, port = start_server(arguments.model, flags)
-    llm = LLM(arguments.model, max_model_len=1024, kv_cache_memory_bytes=200_000_000)
-    pids = [os.getpid(), engine_of(process.pid), process.pid]
-    rows: list[dict[str, Any]] = []
-    try:
-        for number in range(arguments.rounds + 1):
-            todo = prompts(arguments.requests, arguments.input_len, number)
-            row = run_round(llm, port, pids, todo, arguments.output_len, served_first=bool(number % 2))
-            print(shown(number, row), flush=True)
-            if number:  # the first one warms up
-                rows.append(row)
-    finally:
-        process.terminate()
-        process.wait()
-    wall, cpu = quartiles(row["ratio"] for row in rows), quartiles(row["cpu_ratio"] for row in rows)
-    for name, (low, median, high) in (("wall", wall), ("processor", cpu)):
-        print(f"{name} time: median {median:.3f} of offline (quartiles {low:.3f}, {high:.3f}), {100 * (median - 1):+.1f} %")
+    if arguments.offline:
+        serve_offline(arguments.model)
+        return
+    rows, plan = measure(arguments)
+    found = {"wall": median_of([row["ratio"] for row in rows]), "processor": median_of([row["cpu_ratio"] for row in rows])}
+    for name, value in found.items():
+        (low, high), median = value["interval"], value["median"]
+        print(f"{name} time: median {median:.3f} of offline, {100 * (median - 1):+.1f} % (95 %: {low:.3f} to {high:.3f})")
     if arguments.out is not None:
-        facts = {name: getattr(arguments, name) for name in ("model", "requests", "input_len", "output_len")}
-        ratios = {"wall_quartiles": wall, "processor_quartiles": cpu}
-        result = {**facts, **ratios, "rows": rows, "plan": json.loads(explain.to_json(llm.plan))}
+        names = ("model", "requests", "input_len", "output_len", "rounds", "starts", "control")
+        result = {**{name: getattr(arguments, name) for name in names}, **found, "rows": rows, "plan": plan}
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    llm.shutdown()
 
 
 if __name__ == "__main__":

@@ -12,10 +12,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from vllm_core.elsewhere import instead
 from vllm_core.errors import ConfigError, UnknownOptionError, nearest
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVDType = Literal["auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
+
+
+GenerationValue = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"]
 
 
 class _Settings(BaseModel):
@@ -40,6 +44,9 @@ class ModelConfig(_Settings):
     runner: Literal["auto", "generate", "pooling"] = Field("auto", description="what the model is used for")
     chat_template: str | None = Field(None, description="a Jinja template, or the file that holds it")
     hf_overrides: dict[str, Any] = Field(default_factory=dict, description="values that replace those of config.json")
+    override_generation_config: dict[GenerationValue, float] = Field(
+        default_factory=dict, description="values that replace those of generation_config.json, for requests that send none"
+    )
     served_model_name: list[str] = Field(default_factory=list, description="names that the server answers to")
     trust_remote_code: Literal[False] = Field(False, description="code in a model repository is never run")
     seed: int = Field(0, description="seed of dummy weights")
@@ -148,7 +155,7 @@ class EngineConfig(_Settings):
                     on=name,
                     found="no such option",
                     expected="a known option",
-                    fix=nearest(name, owners),
+                    fix=instead("options", name) or nearest(name, owners),
                 )
             grouped.setdefault(owners[key], {})[key] = value
         try:

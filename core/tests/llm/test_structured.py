@@ -65,7 +65,9 @@ def test_a_small_model_satisfies_every_schema_and_ends(model_file: Any, kinds: d
         wanted = [params(None, MOST, 0.0, json=schema) for schema in kinds.values()]
         found = llm.chat(messages, wanted, use_tqdm=False)
     for name, output in zip(kinds, found, strict=True):
-        check(name, output.outputs[0].text, output.outputs[0].finish_reason)
+        one = output.outputs[0]
+        print(json.dumps({"kind": name, "ended": one.finish_reason, "tokens": len(one.token_ids), "text": one.text}))
+        check(name, one.text, one.finish_reason)
 
 
 def test_rows_without_grammar_are_as_without_the_others(llama: Any, engines: Any, run: Any) -> None:

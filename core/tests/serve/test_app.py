@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from vllm_core.elsewhere import instead
 from vllm_core.version import __version__
 
 pytestmark = pytest.mark.anyio
@@ -46,6 +47,11 @@ async def test_health_follows_the_engine(client: Any, engine: Any, path: str, en
 
 async def test_version(client: Any) -> None:
     assert (await client.get("/version")).json() == {"version": __version__}
+
+
+async def test_no_path_of_ours_is_said_to_be_elsewhere(client: Any) -> None:
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    assert [path for path in paths if instead("paths", path)] == []
 
 
 async def test_openapi_describes_the_bodies(client: Any) -> None:

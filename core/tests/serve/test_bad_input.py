@@ -189,8 +189,36 @@ async def test_an_unknown_model_is_a_404(client: Any) -> None:
 async def test_an_unknown_path_or_method_has_openais_form(client: Any) -> None:
     check(await client.get("/v1/nothing"), 404)
     answer = await client.get(COMPLETIONS)
-    check(answer, 405)
+    assert "/v1/completions answers POST" in check(answer, 405)["message"]
     assert answer.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/chat/completion", "did you mean '/v1/chat/completions'?"),
+        ("/chat/completions", "did you mean '/v1/chat/completions'?"),
+        ("/v1/load_lora_adapter", "there are no adapters"),
+        ("/v1/audio/transcriptions", "text alone"),
+    ],
+)
+async def test_an_unknown_path_has_the_nearest_or_what_there_is_instead(client: Any, path: str, expected: str) -> None:
+    assert expected in check(await client.post(path, {}), 404)["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("guided_json", 'structured_outputs: {"json"'),
+        ("request_id", "x-request-id"),
+        ("functions", "tools"),
+        ("use_beam_search", "no beam search"),
+    ],
+)
+async def test_a_field_of_another_server_says_what_there_is_instead(client: Any, name: str, expected: str) -> None:
+    error = check(await client.post(CHAT, {"messages": HI, name: [{}]}))
+    assert error["param"] == name
+    assert expected in error["message"]
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])

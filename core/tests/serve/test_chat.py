@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from vllm_core.errors import ConfigError
+from vllm_core.serve.features import make_features
+
 pytestmark = pytest.mark.anyio
 
 PATH = "/v1/chat/completions"
@@ -85,6 +88,16 @@ async def test_template_options_reach_the_template(client: Any, engine: Any) -> 
         "add_generation_prompt": False,
         "chat_template": None,
     }
+
+
+async def test_template_values_of_the_operator_hold_where_a_request_sends_none(engine: Any, make_client: Any) -> None:
+    client = make_client(engine, features=make_features(default_chat_template_kwargs={"enable_thinking": False, "style": 1}))
+    await client.post(PATH, {"messages": HI})
+    assert engine.tokenizer.seen[1].items() >= {"enable_thinking": False, "style": 1}.items()
+    await client.post(PATH, {"messages": HI, "chat_template_kwargs": {"enable_thinking": True}})
+    assert engine.tokenizer.seen[1].items() >= {"enable_thinking": True, "style": 1}.items()
+    with pytest.raises(ConfigError, match="messages"):
+        make_features(default_chat_template_kwargs={"messages": []})
 
 
 @pytest.mark.parametrize("name", ["chat_template", "messages", "tools", "self", "tokenizer"])
@@ -189,6 +202,15 @@ async def test_streamed_logprobs_are_those_of_the_whole_answer(client: Any, pars
     choices = [c["choices"][0] for c in parse_events((await client.post(PATH, {**body, "stream": True})).text)]
     assert [entry for c in choices if c["logprobs"] for entry in c["logprobs"]["content"]] == whole["logprobs"]["content"]
     assert [i for c in choices for i in c.get("token_ids", [])] == whole["token_ids"] == [10, 11, 12]
+
+
+async def test_usage_comes_with_every_chunk_of_a_chat_too(client: Any, parse_events: Any) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = parse_events((await client.post(PATH, {"messages": HI, "stream": True, "stream_options": options})).text)
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == last["usage"]["completion_tokens"] == 3
 
 
 async def test_stream_options_need_a_stream(client: Any) -> None:

@@ -177,6 +177,18 @@ async def test_stream_is_sse_byte_for_byte(client: Any) -> None:
     )
 
 
+async def test_usage_comes_with_every_chunk_where_that_is_asked_for(client: Any, parse_events: Any) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    answer = await client.post(PATH, {"prompt": "ab", "stream": True, "stream_options": options})
+    *chunks, last = parse_events(answer.text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == last["usage"]["completion_tokens"] == 3
+    assert all(chunk["usage"]["prompt_tokens"] == 2 for chunk in chunks)
+    alone = {"prompt": "ab", "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    assert "usage" not in (await client.post(PATH, alone)).text, "it says how usage is included, not that it is"
+
+
 async def test_usage_comes_in_a_last_chunk_without_choices(client: Any, parse_events: Any) -> None:
     body = {"prompt": ["ab", "c"], "stream": True, "stream_options": {"include_usage": True}}
     *chunks, last = parse_events((await client.post(PATH, body)).text)

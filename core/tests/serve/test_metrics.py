@@ -28,6 +28,7 @@ EXPECTED = {
     "vllm:request_queue_time_seconds_sum",
     "vllm:request_prefill_time_seconds_sum",
     "vllm:request_decode_time_seconds_sum",
+    "vllm:request_max_num_generation_tokens_sum",
     "vllm:platform_info",
 }
 

@@ -47,9 +47,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "Nobody to talk to", on="chat", found="neither --model nor --url", expected="one of them", fix="--model demo"
         )
+    from vllm_core import collector
     from vllm_core.llm import LLM
 
-    with LLM(**engine_options(args)) as llm:
+    with collector.starting() as ready, LLM(**engine_options(args)) as llm:
+        ready()
         params = llm.get_default_sampling_params().replace(**sampling_options(args))
         return _talk(Conversation(local(llm, params), args.system), args.history)
 

@@ -21,6 +21,13 @@ def add_features(section: argparse._ArgumentGroup) -> None:
         "--trust-request-chat-template", action="store_true", help="let requests bring chat templates, which run in a sandbox"
     )
     section.add_argument(
+        "--default-chat-template-kwargs",
+        type=_object,
+        default={},
+        metavar="JSON",
+        help="""values for the chat template where a request sends none, such as {"enable_thinking": false}""",
+    )
+    section.add_argument(
         "--structured-outputs-config",
         type=_object,
         default={},
@@ -38,6 +45,7 @@ def features_of(args: argparse.Namespace) -> Features:
         enable_auto_tool_choice=args.enable_auto_tool_choice,
         reasoning_parser_name=args.reasoning_parser,
         trust_request_chat_template=args.trust_request_chat_template,
+        default_chat_template_kwargs=args.default_chat_template_kwargs,
         structured_outputs_config=args.structured_outputs_config,
     )
 

@@ -34,10 +34,12 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Generate and print; the speed goes to standard error."""
     prompt = _prompt(args)
+    from vllm_core import collector
     from vllm_core.llm import LLM
 
     SamplingParams(**sampling_options(args))  # wrong values are refused before the model is loaded
-    with LLM(**engine_options(args)) as llm:
+    with collector.starting() as ready, LLM(**engine_options(args)) as llm:
+        ready()
         params = llm.get_default_sampling_params().replace(**sampling_options(args))
         started, first_s, shown = time.perf_counter(), 0.0, 0
         final: RequestOutput | None = None

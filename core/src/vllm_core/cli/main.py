@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+from vllm_core.elsewhere import instead
 from vllm_core.errors import ConfigError, UnknownOptionError, VLLMCoreError, nearest
 from vllm_core.version import __version__
 
@@ -149,7 +150,7 @@ class Parser(argparse.ArgumentParser):
             return found, left
         name = left[0].partition("=")[0]
         if not name.startswith("-"):
-            self.error(f"unexpected argument {name!r}")
+            self.error(f"unexpected argument {name!r}; an option that may have several values is given once for each")
         raise self._unknown(name)
 
     def _check_options(self, args: Sequence[str]) -> None:
@@ -165,7 +166,8 @@ class Parser(argparse.ArgumentParser):
             on=name,
             found=f"no such option of {self.prog}",
             expected=f"what `{self.prog} --help` lists",
-            fix=nearest(name, [option for option in self._option_string_actions if option.startswith("--")]),
+            fix=instead("options", name)
+            or nearest(name, [option for option in self._option_string_actions if option.startswith("--")]),
         )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:  # argparse asks it about values with choices
@@ -177,7 +179,7 @@ class Parser(argparse.ArgumentParser):
             on=f"{action.option_strings[0] if action.option_strings else action.metavar} of {self.prog}",
             found=repr(value),
             expected=f"one of: {', '.join(names)}",
-            fix=nearest(str(value), names),
+            fix=instead("values", action.dest) or nearest(str(value), names),
         )
 
     def error(self, message: str) -> NoReturn:

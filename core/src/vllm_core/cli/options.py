@@ -12,7 +12,9 @@ from pydantic.fields import FieldInfo
 from vllm_core.config import ALIASES, groups, option_owners
 from vllm_core.errors import ConfigError
 
-_SHORT = {"tensor_parallel_size": ("-tp",)}
+_SHORT = {"tensor_parallel_size": ("-tp",), "data_parallel_size": ("-dp",), "quantization": ("-q",)}
+_ATTENTION = "paged_attention"
+"""The op that `--attention-backend` chooses a provider of."""
 
 _SAMPLING: tuple[tuple[str, type, str], ...] = (
     ("max_tokens", int, "most tokens to generate"),
@@ -34,6 +36,9 @@ def add_engine_options(parser: argparse.ArgumentParser, *, leave_out: Collection
         for name, field in cls.model_fields.items():
             if name not in leave_out:
                 section.add_argument(*_flags(name), dest=name, default=argparse.SUPPRESS, **_kind(field), help=_help(field))
+            if name == "provider":
+                text = f"short for --provider {_ATTENTION}=NAME"
+                section.add_argument("--attention-backend", default=argparse.SUPPRESS, metavar="NAME", help=text)
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -41,8 +46,11 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: value for name, value in vars(args).items() if name in option_owners()}
     if "provider" in given:
         given["provider"] = dict(_pair("--provider", text) for text in given["provider"])
-    if "hf_overrides" in given:
-        given["hf_overrides"] = _json("--hf-overrides", given["hf_overrides"])
+    if "attention_backend" in args:
+        given["provider"] = {_ATTENTION: args.attention_backend, **given.get("provider", {})}
+    for name in ("hf_overrides", "override_generation_config"):
+        if name in given:
+            given[name] = _json(_flags(name)[0], given[name])
     return given
 
 
@@ -77,7 +85,8 @@ def _flags(name: str) -> tuple[str, ...]:
 
 def _kind(field: FieldInfo) -> dict[str, Any]:
     """How argparse reads a field. Numbers stay text: pydantic reads and checks them."""
-    choices = [arg for arg in (field.annotation, *get_args(field.annotation)) if arg is not type(None)]
+    parts = () if get_origin(field.annotation) is dict else get_args(field.annotation)
+    choices = [arg for arg in (field.annotation, *parts) if arg is not type(None)]
     if any(kind is bool or (get_origin(kind) is Literal and get_args(kind) == (False,)) for kind in choices):
         return {"action": argparse.BooleanOptionalAction}
     literals = [value for kind in choices if get_origin(kind) is Literal for value in get_args(kind)]

@@ -119,7 +119,10 @@ def _add_browsers(section: argparse._ArgumentGroup) -> None:
 
 def _add_logs(section: argparse._ArgumentGroup) -> None:
     section.add_argument(
-        "--enable-log-requests", action="store_true", help="log prompts and parameters; otherwise no content is logged"
+        "--enable-log-requests",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="log prompts and parameters; otherwise no content is logged",
     )
     section.add_argument("--disable-log-requests", action="store_false", dest="enable_log_requests", help="the default")
     section.add_argument("--max-log-len", type=count, metavar="N", help="characters or tokens of a prompt that are logged")

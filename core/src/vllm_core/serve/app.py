@@ -10,7 +10,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from msgspec import Struct
 from starlette.exceptions import HTTPException
 
-from vllm_core.errors import ConfigError, VLLMCoreError
+from vllm_core.elsewhere import instead
+from vllm_core.errors import ConfigError, VLLMCoreError, nearest
 from vllm_core.serve import anthropic_api, chat, classify, completions, embeddings, operations, responses_api, tokens, web
 from vllm_core.serve.admission import Admission
 from vllm_core.serve.context import Context, Engine
@@ -123,7 +124,17 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
-        body = ErrorAnswer(ErrorBody(f"{error.detail}: {request.method} {request.url.path}", "invalid_request_error"))
+        body = ErrorAnswer(ErrorBody(_explained(app, request, error), "invalid_request_error"))
         answer = json_response(body, error.status_code)
         answer.headers.update(error.headers or {})
         return answer
+
+
+def _explained(app: FastAPI, request: Request, error: HTTPException) -> str:
+    """What was asked, and what could be: the methods of a path, what there is instead of one, or the nearest."""
+    asked, path = f"{error.detail}: {request.method} {request.url.path}", request.url.path[:200]
+    if error.status_code == 405:
+        return f"{asked}; {path} answers {(error.headers or {}).get('Allow', 'another method')}"
+    if error.status_code != 404:
+        return asked
+    return f"{asked}; {instead('paths', path) or nearest(path, app.openapi()['paths'])}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
@@ -31,12 +31,12 @@ def router(context: Context) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         body = await context.read(request, schema.ChatRequest, "generate")
         params = _params(context, body)
-        include_usage = body.include_usage
+        usage = body.streamed_usage
         turn = await open_turn(context, asked_of(body))
         answer = _Answer(context, body, turn, turn.params(params))
         outputs = context.start(body, [turn.prompt], answer.params, answer.id, special=False)
         if body.stream:
-            return EventStream(answer.events(await opened(request.receive, outputs), include_usage))
+            return EventStream(answer.events(await opened(request.receive, outputs), usage))
         finals = await until_gone(request.receive, collect(outputs, 1))
         return json_response(answer.whole(finals[0]))
 
@@ -117,18 +117,22 @@ class _Answer:
             made or UNSET,
         )
 
-    async def events(self, outputs: Outputs, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    async def events(self, outputs: Outputs, usage: Literal["none", "last", "every"]) -> AsyncGenerator[bytes, None]:
         """The answer in pieces: the role of each choice, its text, its end."""
-        kind, usage = "chat.completion.chunk", None if include_usage else UNSET
-        for index in range(self.params.n):
-            yield event(self._completion(kind, [_opening(index)], usage))
+        kind = "chat.completion.chunk"
+        told: responses.Usage | UnsetType | None = UNSET if usage == "none" else None
         following = [(Cursor(), self._turn.reader()) for _ in range(self.params.n)]
+        choices = [_opening(index) for index in range(self.params.n)]
         async with aclosing(outputs):
             async for _, output in outputs:
                 fail_on_error(output)
-                for choice in self._news(output, following):
-                    yield event(self._completion(kind, [choice], usage))
-        if include_usage:
+                choices += self._news(output, following)
+                if usage == "every":
+                    told = responses.usage_of([output], self._reasoning_tokens)
+                for choice in choices:
+                    yield event(self._completion(kind, [choice], told))
+                choices = []
+        if usage != "none":
             yield event(self._completion(kind, [], responses.usage_of([output], self._reasoning_tokens)))
 
     def _news(self, output: RequestOutput, following: list[tuple[Cursor, AnswerReader]]) -> list[responses.ChatChoice]:

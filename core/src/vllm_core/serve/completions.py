@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
@@ -25,10 +26,10 @@ def router(context: Context) -> APIRouter:
     async def completions(request: Request) -> Response:
         body = await context.read(request, schema.CompletionRequest, "generate")
         answer = _Answer(context, body)
-        include_usage = body.include_usage
+        usage = body.streamed_usage
         outputs = context.start(body, answer.prompts, answer.params, answer.id, special=True)
         if body.stream:
-            return EventStream(answer.events(await opened(request.receive, outputs), include_usage))
+            return EventStream(answer.events(await opened(request.receive, outputs), usage))
         finals = await until_gone(request.receive, collect(outputs, len(answer.prompts)))
         return json_response(answer.whole(finals))
 
@@ -59,16 +60,19 @@ class _Answer:
             choices += self._choices(index, output, [Cursor() for _ in output.outputs])
         return self._completion(choices, responses.usage_of(finals))
 
-    async def events(self, outputs: Outputs, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    async def events(self, outputs: Outputs, usage: Literal["none", "last", "every"]) -> AsyncGenerator[bytes, None]:
         """The answer in pieces."""
+        told: responses.Usage | UnsetType | None = UNSET if usage == "none" else None
         cursors = [[Cursor() for _ in range(self.params.n)] for _ in self.prompts]
         last: dict[int, RequestOutput] = {}
         async with aclosing(outputs):
             async for index, output in outputs:
                 last[index] = output
+                if usage == "every":
+                    told = responses.usage_of(list(last.values()))
                 for choice in self._choices(index, output, cursors[index]):
-                    yield event(self._completion([choice], None if include_usage else UNSET))
-        if include_usage:
+                    yield event(self._completion([choice], told))
+        if usage != "none":
             yield event(self._completion([], responses.usage_of(list(last.values()))))
 
     def _completion(self, choices: list[responses.Choice], usage: responses.Usage | UnsetType | None) -> responses.Completion:

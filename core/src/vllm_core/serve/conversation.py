@@ -12,15 +12,12 @@ import msgspec
 from vllm_core.chat import render
 from vllm_core.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm_core.serve.context import Context
+from vllm_core.serve.features import TEMPLATE_ARGUMENTS
 from vllm_core.serve.reasoning.registry import ReasoningStream, closes
 from vllm_core.serve.schema import refused
 from vllm_core.serve.tools.json_calls import ListedCalls, NamedCall
 from vllm_core.serve.tools.offered import Tools
 from vllm_core.serve.tools.pieces import Arguments, Call, Piece, Reasoning, Text, ToolStream, merged
-
-_OWN_ARGUMENTS = frozenset(
-    ("self", "tokenizer", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message")
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +113,8 @@ async def open_turn(context: Context, asked: Asked) -> Turn:
         raise refused(
             "chat_template", "a template with the request", "the server's own", "start with --trust-request-chat-template"
         )
-    if not _OWN_ARGUMENTS.isdisjoint(asked.variables):
-        name = min(_OWN_ARGUMENTS & set(asked.variables))
+    if not TEMPLATE_ARGUMENTS.isdisjoint(asked.variables):
+        name = min(TEMPLATE_ARGUMENTS & set(asked.variables))
         raise refused(f"chat_template_kwargs.{name}", name, "arguments of the template", f"leave {name} out")
     if asked.continue_final_message and asked.add_generation_prompt:
         raise refused("continue_final_message", "add_generation_prompt too", "one of them", "leave add_generation_prompt out")
@@ -132,7 +129,7 @@ async def open_turn(context: Context, asked: Asked) -> Turn:
 
 
 def _render(context: Context, asked: Asked) -> str:
-    options = dict(asked.variables)
+    options = {**context.features.template_values, **asked.variables}
     tools = asked.tools.for_template()
     if tools is not None:
         options["tools"] = tools

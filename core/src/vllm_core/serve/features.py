@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,17 +12,23 @@ from vllm_core.serve.reasoning.registry import ReasoningParser, reasoning_parser
 from vllm_core.serve.tools.registry import ToolParser, tool_parser
 
 BACKENDS = ("auto", "xgrammar")
+TEMPLATE_ARGUMENTS = frozenset(
+    ("self", "tokenizer", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message")
+)
+"""What a chat template gets from the server itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
     """`auto_tools` lets the model decide about calls, which `tools` finds in what it writes. `request_templates` lets requests
-    bring chat templates. `compact_json` writes JSON of structured output without free white space."""
+    bring chat templates; `template_values` reach the template where a request sends none of the name. `compact_json` writes
+    JSON of structured output without free white space."""
 
     tools: ToolParser | None = None
     auto_tools: bool = False
     reasoning: ReasoningParser | None = None
     request_templates: bool = False
+    template_values: Mapping[str, Any] = field(default_factory=dict)
     compact_json: bool = False
 
 
@@ -32,6 +38,7 @@ def make_features(
     enable_auto_tool_choice: bool = False,
     reasoning_parser_name: str | None = None,
     trust_request_chat_template: bool = False,
+    default_chat_template_kwargs: Mapping[str, Any] | None = None,
     structured_outputs_config: Mapping[str, Any] | None = None,
 ) -> Features:
     """From the values of the command line. Raises ConfigError."""
@@ -48,8 +55,22 @@ def make_features(
         auto_tools=enable_auto_tool_choice,
         reasoning=None if reasoning_parser_name is None else reasoning_parser(reasoning_parser_name),
         request_templates=trust_request_chat_template,
+        template_values=_template_values(default_chat_template_kwargs or {}),
         compact_json=_compact(structured_outputs_config or {}),
     )
+
+
+def _template_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    taken = TEMPLATE_ARGUMENTS & values.keys()
+    if taken:
+        raise ConfigError(
+            "Chat template is set up wrong",
+            on=f"--default-chat-template-kwargs {min(taken)}",
+            found="an argument that the server gives",
+            expected="arguments of the template's own",
+            fix=f"leave {min(taken)} out",
+        )
+    return values
 
 
 def _compact(config: Mapping[str, Any]) -> bool:

@@ -71,6 +71,9 @@ class Metrics:
         }
         self._prompt = self._histogram("request_prompt_tokens", "tokens of a prompt", _COUNTS)
         self._generated = self._histogram("request_generation_tokens", "tokens generated for a sequence", _COUNTS)
+        self._longest = self._histogram(
+            "request_max_num_generation_tokens", "tokens generated for the longest sequence of a request", _COUNTS
+        )
         self._n = self._histogram("request_params_n", "sequences asked for", _NUMBERS)
         self._max_tokens = self._histogram("request_params_max_tokens", "tokens asked for", _COUNTS)
         self._success = Counter(
@@ -125,6 +128,7 @@ class Metrics:
         if output.finished:
             self._e2e.observe(now - request.arrived)
             self._prompt.observe(len(output.prompt_token_ids))
+            self._longest.observe(max(len(one.token_ids) for one in output.outputs))
             self._observe_stages(request, output.metrics)
 
     def _observe_stages(self, request: _Followed, metrics: Mapping[str, float]) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_core.api.batch import MAX_BIAS
+from vllm_core.elsewhere import instead
 from vllm_core.errors import RequestError, nearest
 from vllm_core.sampling_params import MAX_LOGPROBS, SamplingParams
 
@@ -52,6 +53,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 def described(*types: str, **more: Any) -> Any:
@@ -99,15 +101,17 @@ class Generation(Scheduled):
     structured_outputs: dict[str, Any] | None = None
 
     @property
-    def include_usage(self) -> bool:
-        """Whether the stream ends with a chunk of usage. Raises RequestError where there is no stream."""
+    def streamed_usage(self) -> Literal["none", "last", "every"]:
+        """Which chunks of a stream tell usage: a last one of its own, or all. Raises RequestError where there is no stream."""
         if self.stream_options is None:
-            return False
+            return "none"
         if not self.stream:
             raise refused(
                 "stream_options", "stream_options without stream", "stream: true", "send stream: true, or leave it out"
             )
-        return self.stream_options.include_usage
+        if not self.stream_options.include_usage:
+            return "none"
+        return "every" if self.stream_options.continuous_usage_stats else "last"
 
     def sampling(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
         """``defaults`` with what was sent. Raises RequestError for a wrong value."""
@@ -335,9 +339,9 @@ def parse(schema: type[Schema], data: object) -> Schema:
     for name in data:
         if name in schema.without:
             if fields.pop(name) not in schema.without[name]:
-                raise refused(name, short(data[name]), "a field that this server has", f"leave {name!r} out")
+                raise refused(name, short(data[name]), "a field that this server has", _without(name))
         elif name not in schema.model_fields:
-            fix = nearest(name[:64], schema.model_fields)
+            fix = _without(name) if instead("fields", name) else nearest(name[:64], schema.model_fields)
             raise RequestError("Unknown field", on=name[:64], found="no such field", expected="a known field", fix=fix)
     try:
         return schema.model_validate(fields)
@@ -348,6 +352,12 @@ def parse(schema: type[Schema], data: object) -> Schema:
         name = str(first["loc"][0]) if first["loc"] else "body"
         found = "nothing" if first["type"] == "missing" else short(first["input"])
         raise refused(name, found, first["msg"], f"change {name}") from None
+
+
+def _without(name: str) -> str:
+    """How to do without a field that others have."""
+    found = instead("fields", name)
+    return f"leave {name!r} out" if found is None else f"leave {name!r} out; {found}"
 
 
 def prompts(value: object, name: str) -> list[str | list[int]]:

@@ -138,7 +138,7 @@ def start(null_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 @pytest.fixture(scope="package")
 def served(start: Callable[..., Any]) -> Iterator[Served]:
     """One server for all tests that leave it as they found it."""
-    with start("--max-queued-requests", "1000", "--header-timeout-s", "2", "--body-timeout-s", "2") as server:
+    with start("--max-queued-requests", "1000") as server:
         yield server
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -59,6 +60,13 @@ def answer_to(port: int, data: bytes, *, cut: bool = False) -> bytes:
         except (TimeoutError, ConnectionError):
             pass  # it keeps the connection for another request, or has closed it: both are answers
         return found
+
+
+@pytest.fixture(scope="module")
+def served(start: Any) -> Iterator[Any]:
+    """One of this file's own: clients of a busy machine may need longer than these limits."""
+    with start("--header-timeout-s", "2", "--body-timeout-s", "2") as server:
+        yield server
 
 
 def statuses(data: bytes) -> list[int]:

@@ -38,6 +38,7 @@ async def test_200_streams_with_clients_that_leave_leak_no_block_and_no_memory(
         return found
 
     *_, sizes = await asyncio.gather(*(client() for _ in range(200)), memory())
+    print(f"{len(streams.outcomes)} requests, {sum(one.left for one in streams.outcomes)} left by their client, MiB {sizes}")
     assert [one for one in streams.outcomes if not one.is_clean] == []
     assert any(one.left for one in streams.outcomes)
     assert any(one.ended for one in streams.outcomes)
