@@ -42,6 +42,8 @@ log = logging.getLogger("vllm_core")
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
 CONNECT_S = 5.0
+KILLED_S = 10.0
+"""Seconds in which a killed engine process must have gone; one with much pinned memory takes a while."""
 """How long a message waits for the engine process to take the connection."""
 
 _failure = msgspec.msgpack.Decoder(wire.Failure).decode
@@ -101,7 +103,8 @@ class AsyncLLM(EngineFacts):
         launch_task = asyncio.create_task(self._launch())
         try:
             # The tokenizer is read here while the engine process loads the weights.
-            _, self.tokenizer = await asyncio.gather(launch_task, asyncio.to_thread(load_tokenizer, self._design))
+            reading = asyncio.to_thread(load_tokenizer, self._design.config, self._design.source)
+            _, self.tokenizer = await asyncio.gather(launch_task, reading)
         except BaseException:
             launch_task.cancel()  # gather does not, and a process started after the shutdown would stay
             self.shutdown()
@@ -389,7 +392,7 @@ class AsyncLLM(EngineFacts):
                 future.set_result(payload)
 
     async def _ended(self) -> None:
-        """Return when the process has ended, by itself or because it hung."""
+        """Return when the process has ended, by itself or because it hung, or when it hangs and a kill does not end it."""
         assert self._process is not None, "watching before the launch"
         exited = asyncio.ensure_future(self._process.wait())
         looked = time.monotonic()
@@ -401,7 +404,8 @@ class AsyncLLM(EngineFacts):
                 self._failure = hang
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
-                await exited
+                await asyncio.wait({exited}, timeout=KILLED_S)
+                return
 
     async def _keep_running(self) -> None:
         """Wait for the process to end; fail its requests and start it again."""
@@ -411,6 +415,9 @@ class AsyncLLM(EngineFacts):
             error = self._death()
             log.error("%s", error)
             self._fail_all(error)
+            if self._process_runs:  # not even a kill ends it while its driver holds it: it still has the device
+                self.error = error
+                return
             now = time.monotonic()
             self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW_S] + [now]
             if len(self._restarts) > MAX_RESTARTS:

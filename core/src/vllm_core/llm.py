@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -23,8 +23,10 @@ from vllm_core.progress import Progress
 from vllm_core.sampling_params import PoolingParams, SamplingParams
 
 if TYPE_CHECKING:
+    from vllm_core.config import EngineConfig
     from vllm_core.engine.core import EngineCore
     from vllm_core.engine.transfer import Form, Route, Side, Transfer
+    from vllm_core.loader.source import ModelSource
     from vllm_core.loader.tokenizer import Tokenizer
     from vllm_core.registry.plan import Plan
 
@@ -44,11 +46,15 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:
         from vllm_core import launch
 
-        design = launch.blueprint({"model": model, **options})
         with ThreadPoolExecutor(max_workers=1) as beside:
-            tokenizer = beside.submit(load_tokenizer, design)  # large vocabularies take seconds, and so do weights
+            # Large vocabularies take seconds, and so do probes and weights.
+            tokenizers: list[Future[Tokenizer | None]] = []
+            design = launch.blueprint(
+                {"model": model, **options},
+                opened=lambda config, source: tokenizers.append(beside.submit(load_tokenizer, config, source)),
+            )
             self._engine = launch.assemble(design)
-            self._tokenizer = tokenizer.result()
+            self._tokenizer = tokenizers[0].result()
         self._core = self._engine.core
         self._limits = limits_of(design, self._engine.budget.max_model_len)
         self._pre = Preprocessor(self._limits, self._tokenizer)
@@ -141,7 +147,12 @@ class LLM:
         return self._side
 
     def sleep(self) -> None:
-        """Weights to the host, KV cache dropped, until `wake_up`. Raises UnsupportedError where ``sleep`` is not claimed."""
+        """Weights to the host, KV cache dropped, until `wake_up`.
+
+        Raises UnsupportedError where ``sleep`` is not claimed, RequestError while a stream is open: what the last steps
+        made of it would have nowhere to go.
+        """
+        _check_free(self._post, on="sleep")
         self._core.sleep()
 
     def wake_up(self) -> None:
@@ -202,7 +213,7 @@ class LLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Generate for one prompt and yield its output, cumulative, whenever tokens arrive. Closing the iterator aborts."""
         self._require("generate")
-        params = sampling_params or self.get_default_sampling_params()
+        params = _match(sampling_params or self.get_default_sampling_params(), [prompt], "sampling_params")[0]
         with self.open_batch([(prompt, params)], partial=True) as batch:
             while batch.has_work:
                 with Deferred():
@@ -331,15 +342,7 @@ class Batch:
         self._core = core
         self._enter = enter
         self._post = post
-        if len(post):
-            # The outputs of the other batch's requests would come here, and be lost to it.
-            raise RequestError(
-                "LLM is in use",
-                on="generate, embed or stream",
-                found=f"{len(post)} unfinished requests of another call",
-                expected="one call at a time",
-                fix="finish or close the other stream first; AsyncLLM serves several callers at once",
-            )
+        _check_free(post, on="generate, embed or stream")
         self._prepared = prepared
         try:
             for request in prepared:
@@ -377,11 +380,21 @@ class Batch:
         self.close()
 
 
-def load_tokenizer(design: Any) -> Tokenizer | None:
-    """The blueprint's tokenizer, or None where it is skipped or absent."""
-    if design.config.model.skip_tokenizer_init or not design.source.has_tokenizer:
-        return None
-    return cast("Tokenizer", design.source.tokenizer())
+def _check_free(post: Postprocessor, *, on: str) -> None:
+    """Raise RequestError while requests of another call run: their outputs would come to this one, and be lost to it."""
+    if len(post):
+        raise RequestError(
+            "LLM is in use",
+            on=on,
+            found=f"{len(post)} unfinished requests of another call",
+            expected="one call at a time",
+            fix="finish or close the other stream first; AsyncLLM serves several callers at once",
+        )
+
+
+def load_tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer | None:
+    """The model's tokenizer, or None where it is skipped or absent."""
+    return None if config.model.skip_tokenizer_init or not source.has_tokenizer else source.tokenizer()
 
 
 def limits_of(design: Any, max_model_len: int) -> Limits:

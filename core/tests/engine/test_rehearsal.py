@@ -5,7 +5,10 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from vllm_core.api import StepKey
+from vllm_core.engine.captured import CapturedSteps
 from vllm_core.engine.rehearsal import rehearse
 
 SPEC = SimpleNamespace(vocab_size=50, pooling=None)
@@ -61,10 +64,30 @@ class Program:
 
     def __init__(self, device: Device) -> None:
         self.device, self.events = device, []
-        self.captured = SimpleNamespace(clear=lambda: self.events.append("cleared"))
+        self.captured = SimpleNamespace(reset=lambda: self.events.append("cleared"))
 
     def rehearse(self) -> None:
         self.events.append(("rehearsed", self.device.inside))
+
+
+class Capturing:
+    """Captures, but not while it rehearses."""
+
+    rehearsing = True
+
+    def allocate(self, pool, shape, dtype):
+        return torch.zeros(shape, dtype=dtype)
+
+    def pinned(self, shape, dtype):
+        return torch.zeros(shape, dtype=dtype)
+
+    def event(self):
+        """Nobody waits."""
+
+    def capture(self, work):
+        if self.rehearsing:
+            raise RuntimeError("no stream is capturing")
+        work()
 
 
 @pytest.fixture
@@ -101,3 +124,16 @@ def test_a_rehearsal_that_fails_is_logged_and_leaves_no_graph(made, caplog):
         rehearse(core, program, device, ["own"], SPEC, 300)
     assert "ValueError: no such tile" in caplog.text
     assert (program.events, device.inside) == (["cleared"], False)
+
+
+def test_a_capture_that_failed_in_a_rehearsal_is_tried_again():
+    """Else all steps would run eagerly, because of a device that could not pretend."""
+    state = SimpleNamespace(num_slots=2, tokens=torch.zeros(3, 9))
+    device = Capturing()
+    captured = CapturedSteps(device, state, lambda packed, header, features: "inputs", [1, 2], 1)
+    key = StepKey(slots=1, tokens=1, tokens_per_slot=1, tail="sample")
+    assert captured.find(key) is None
+    captured.reset()
+    assert (captured.failure, captured.seconds, captured.count) == (None, 0.0, 0)
+    device.rehearsing = False
+    assert captured.find(key) is not None

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from vllm_core import SamplingParams
-from vllm_core.api import Device
+from vllm_core.api import Device, is_available
 from vllm_core.errors import MemoryBudgetError, RequestError, UnsupportedError
+from vllm_core.registry.load import open_platform
 
 PROMPT = [(17 * i + 5) % 250 for i in range(90)]
 ONE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
@@ -79,7 +80,10 @@ def test_windows_are_continued_too(gemma, engines, run, source, target, form):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "fp8_e5m2"])
 def test_another_dtype_gets_what_it_would_have_been_rounded_to(llama, engines, run, dtype):
-    first, second = engines(llama, **REFERENCE), engines(llama, kv_cache_dtype=dtype, **REFERENCE)
+    first = engines(llama, **REFERENCE)
+    if dtype == "fp8_e5m2" and not is_available(open_platform(first.plan).manifest.claims["kv_dtype.fp8"]):
+        pytest.skip(f"{first.plan.platform} keeps no KV in fp8")
+    second = engines(llama, kv_cache_dtype=dtype, **REFERENCE)
     run(first, [PROMPT], ONE)
     done = first.send_kv(PROMPT, second)
     assert (done.form, done.form_reason) == ("canonical", f"dtype float32 and {dtype}")
@@ -172,3 +176,14 @@ def test_engines_whose_workers_keep_the_kv_say_so(llama, engines):
     shared, one = engines(llama, tensor_parallel_size=2), engines(llama)
     with pytest.raises(UnsupportedError, match="LeadProgram"):
         shared.send_kv(PROMPT, one)
+
+
+def test_engines_that_turn_positions_differently_do_not_exchange_keys(llama, engines, run):
+    """Some RoPE scalings go by the longest sequence that an engine allows: the same checkpoint, and other keys."""
+    scaled = {"hf_overrides": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}}
+    first, same, longer = (engines(llama, max_model_len=length, **scaled) for length in (256, 512, 600))
+    run(first, [PROMPT], ONE)
+    assert first.send_kv(PROMPT, same).num_tokens >= 64, "neither is longer than what the model was trained for"
+    with pytest.raises(UnsupportedError, match="256 and 600"):
+        first.send_kv(PROMPT, longer)
+    assert longer.get_metrics().prefix_hits == 0

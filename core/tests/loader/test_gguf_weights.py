@@ -9,10 +9,12 @@ import torch
 
 from vllm_core.api import FORMATS, QuantTensor
 from vllm_core.errors import ModelConfigError, WeightsError
+from vllm_core.layers.experts import each_expert
 from vllm_core.layers.shard import COLUMNS, ROWS, Cut
 from vllm_core.loader.gguf_config import ARCHITECTURES, config_of, generation_config_of
 from vllm_core.loader.gguf_header import GGML_TYPES, read_header
 from vllm_core.loader.gguf_weights import decode, hf_name, iterate
+from vllm_core.models import catalog
 from vllm_core.ops import quant
 
 
@@ -137,10 +139,42 @@ def test_tensor_that_the_architecture_lacks_is_an_error(write_gguf):
 def test_names_agree_with_the_gguf_package(architecture):
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, 3)
-    for ours in ("blk.2.attn_q", "blk.2.attn_output", "blk.2.ffn_gate", "blk.2.ffn_down", "token_embd", "output_norm"):
+    experts = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+    layer = ("attn_q", "attn_output", *(experts if architecture == "qwen3moe" else ("ffn_gate", "ffn_down")))
+    for ours in (*(f"blk.2.{name}" for name in layer), "token_embd", "output_norm"):
         theirs = hf_name(architecture, ours + ".weight")
         assert theirs is not None
         assert names.get_name(theirs.removesuffix(".weight")) == ours
+
+
+EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+
+
+@pytest.mark.parametrize(("architecture", "name"), [("llama", "MixtralForCausalLM"), ("qwen3moe", "Qwen3MoeForCausalLM")])
+def test_experts_are_stacked_packed_matrices_and_make_another_architecture(write_gguf, architecture, name):
+    """Llama with experts is Mixtral: one name for both in these files."""
+    rng = np.random.default_rng(1)
+    inner = 96 if architecture == "llama" else 32
+    sizes = {"up": (4, inner, 64), "down": (4, 64, inner)}
+    values = {part: rng.standard_normal(size, np.float32) for part, size in sizes.items()}
+    packed = {part: gguf.quants.quantize(one, gguf.GGMLQuantizationType.Q8_0) for part, one in values.items()}
+    tensors = [(f"blk.0.ffn_{part}_exps.weight", one, gguf.GGMLQuantizationType.Q8_0) for part, one in packed.items()]
+    tensors += [("blk.0.ffn_gate_exps.weight", values["up"], None), ("blk.0.ffn_gate_inp.weight", values["up"][:, 0], None)]
+    metadata = {f"{architecture}.{key}": value for key, value in EXPERTS.items()}
+    header = read_header(write_gguf(architecture, metadata=metadata, tensors=tensors))
+    config = config_of(header)
+    experts = catalog.describe({**config, "vocab_size": 9}, dtype="float32").experts
+    assert config["architectures"] == [name]
+    assert (experts.count, experts.chosen, experts.intermediate_size, experts.renormalize) == (4, 2, inner, True)
+    found = dict(each_expert(iterate(header, config), 4))
+    place = "model.layers.0.mlp"
+    assert found[f"{place}.gate.weight"].shape == (4, 64)
+    for expert in range(4):
+        assert torch.equal(found[f"{place}.experts.{expert}.gate_proj.weight"], torch.from_numpy(values["up"][expert]))
+        for part, one in values.items():
+            theirs = found[f"{place}.experts.{expert}.{part}_proj.weight"]
+            assert (theirs.format, theirs.shape) == ("q8_0", one.shape[1:])
+            torch.testing.assert_close(quant.dequantize(theirs), torch.from_numpy(one[expert]), atol=0.03, rtol=0)
 
 
 @pytest.mark.model
@@ -220,8 +254,9 @@ def test_end_of_turn_ends_a_sequence_too(write_gguf):
 @pytest.mark.parametrize(
     ("architecture", "metadata", "text"),
     [
-        ("mamba", {}, "llama, qwen2, qwen3, gemma3"),
-        ("llama", {"llama.expert_count": 8}, "with experts"),
+        ("mamba", {}, "llama, qwen2, qwen3, qwen3moe, gemma3"),
+        ("gemma3", {"gemma3.expert_count": 8}, "with experts"),
+        ("llama", {"llama.expert_count": 8}, "expert_used_count"),
         ("llama", {"llama.embedding_length": None}, "embedding_length"),
         ("llama", {"llama.block_count": "two"}, "block_count"),
         ("llama", {"llama.rope.scaling.type": "longrope"}, "linear or yarn"),

@@ -81,6 +81,19 @@ def test_overrides_reach_the_config_of_a_gguf_file(write_gguf):
     assert open_model(model).config["max_position_embeddings"] == 7
 
 
+def test_overrides_of_the_generation_config_replace_values(write_folder):
+    files = {"config.json": CONFIG, "generation_config.json": {"do_sample": False, "top_k": 3, "eos_token_id": 1}}
+    changes = {"temperature": 0.5, "top_k": 9.0}
+    found = open_model(ModelConfig(model=str(write_folder(files)), override_generation_config=changes)).generation_config
+    assert found == {"temperature": 0.5, "top_k": 9, "eos_token_id": 1}, "who sets a temperature wants it used"
+
+
+def test_an_override_that_sampling_cannot_use_stops_the_start(write_folder):
+    model = ModelConfig(model=str(write_folder({"config.json": CONFIG})), override_generation_config={"top_p": 2.0})
+    with pytest.raises(ConfigError, match="--override-generation-config top_p"):
+        open_model(model)
+
+
 def test_nested_text_config_comes_to_the_top(write_folder):
     config = {"architectures": ["Outer"], "text_config": {"hidden_size": 4, "architectures": ["Inner"]}, "vision": 1}
     got = open_model(ModelConfig(model=str(write_folder({"config.json": config})))).config

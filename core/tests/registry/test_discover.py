@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from vllm_core.errors import ConfigError
-from vllm_core.registry.discover import Found, enabled, find, foreign
+from vllm_core.registry.discover import Found, enabled, find, find_in, foreign
 
 
 def keys(found):
@@ -28,6 +28,19 @@ def test_a_distribution_without_metadata_is_still_found(site, source):
     site.add("dist-a", {"one": source("one")})
     (site.folder / "dist_a-1.0.dist-info" / "METADATA").unlink()
     assert "one" in [found.entry_point for found in find()]
+
+
+@pytest.mark.parametrize("half_removed", [False, True])
+def test_one_distribution_is_found_as_among_all(site, source, half_removed):
+    site.add("dist-a", {"one": source("one"), "two": source("two")})
+    if half_removed:
+        (site.folder / "dist_a-1.0.dist-info" / "METADATA").unlink()
+    (name,) = {one.distribution for one in find() if one.entry_point == "one"}
+    assert find_in(name) == [one for one in find() if one.distribution == name] != []
+
+
+def test_a_distribution_that_is_not_installed_has_no_plugins():
+    assert find_in("never-installed") == []
 
 
 def found(distribution, entry_point):

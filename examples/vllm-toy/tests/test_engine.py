@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from vllm_core import LLM, SamplingParams
+from vllm_core.errors import RequestError
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -83,6 +84,11 @@ def test_an_engine_that_slept_gives_the_tokens_of_one_that_did_not(devices, devi
     with LLM(str(model), kv_cache_memory_bytes=1 << 20, skip_tokenizer_init=True, enforce_eager=eager, **options) as llm:
         before = device.statistics().available_bytes
         first = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+        stream = llm.stream(PROMPTS[0], PARAMS[0])
+        next(stream)
+        with pytest.raises(RequestError, match="in use"):  # tokens of the steps in flight would be lost to the stream
+            llm.sleep()
+        assert [one.outputs[0].token_ids for one in stream][-1] == expected[0]
         llm.sleep()
         assert device.statistics().available_bytes >= before + (1 << 19), "the KV cache is given back"
         llm.wake_up()

@@ -1,18 +1,20 @@
 """Call sites bound once to plain callables, and the way back from a traceback to the provider that failed.
 
-Nothing stands between a layer and the callable it fetched: attribution costs nothing until something fails.
+Nothing stands between a layer and the function it fetched: attribution costs nothing until something fails.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FunctionType, TracebackType
 from typing import Any, Protocol
 
-from vllm_core.api import ProviderKind, load_entry
+from vllm_core.api import OPS, ProviderKind, load_entry
 from vllm_core.engine.decompose import DECOMPOSITIONS
 from vllm_core.errors import EngineError
+from vllm_core.ops.place import arguments_of
 
 
 class BindingLike(Protocol):
@@ -95,21 +97,41 @@ def _load_all(bindings: Mapping[tuple[str, str], BindingLike]) -> dict[tuple[str
     """Import the providers' callables. Raises ProviderFailedError.
 
     A traceback knows nothing but code, and one function may serve several call sites, or one wrapper several ops: from
-    the second on each gets a copy with a code object of its own.
+    the second on each gets a copy with a code object of its own. What is no Python function has no code at all, and gets
+    some around it.
     """
     found: dict[tuple[str, str], Callable[..., Any]] = {}
     seen: set[CodeType] = set()
     for key, binding in bindings.items():
         try:
             function = load_entry(binding.entry)
+            _check_arguments(function, binding.op)
         except Exception as error:
             raise ProviderFailedError.of(binding, error) from error
-        if isinstance(function, FunctionType):
-            if function.__code__ in seen:
-                function = _copy(function, f"{binding.op}@{binding.role}")
-            seen.add(function.__code__)
-        found[key] = function
+        traced = function if isinstance(function, FunctionType) else _with_code(function)
+        if traced.__code__ in seen:
+            traced = _copy(traced, f"{binding.op}@{binding.role}")
+        seen.add(traced.__code__)
+        found[key] = traced
     return found
+
+
+def _check_arguments(function: Callable[..., Any], op: str) -> None:
+    """Raise TypeError where a call would: it fails in the caller, and no frame of its trace is the provider's."""
+    if op in OPS:
+        try:
+            signature = inspect.signature(function)
+        except ValueError:
+            return  # one that is built in may have none to show
+        signature.bind(*arguments_of(OPS[op]))
+
+
+def _with_code(function: Callable[..., Any]) -> FunctionType:
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    assert isinstance(call, FunctionType)
+    return call
 
 
 def _copy(function: FunctionType, name: str) -> FunctionType:

@@ -89,6 +89,11 @@ class CapturedSteps:
         """Forget all graphs: addresses they hold will be others'."""
         self._graphs.clear()
 
+    def reset(self) -> None:
+        """Begin anew after a rehearsal: its graphs do nothing, and what failed there may not fail where it really runs."""
+        self.clear()
+        self.failure, self.seconds = None, 0.0
+
     def find(self, key: StepKey) -> CapturedStep | None:
         """The captured step that serves ``key``; None where it has to run eagerly."""
         plain = key.tokens_per_slot == 1 and key.tail == "sample" and not key.features & layout.F_PROMPT_LOGPROBS

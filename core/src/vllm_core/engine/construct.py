@@ -48,6 +48,10 @@ class PlanLike(Protocol):
     """What the engine reads of a Plan."""
 
     @property
+    def platform(self) -> str:
+        """Name of the platform."""
+
+    @property
     def track(self) -> str:
         """Model track."""
 
@@ -150,8 +154,8 @@ def build_program(
         budget = part.agree(size_kv(_memory_request(design, part.sharers), groups, device.statistics()), groups)
         kv, memory = _bind_kv(spec, plan, device, ops, budget)
         state = allocate_state(device, _state_shape(design, groups, budget))
-    sizes = _graph_sizes(design, device)
-    program = ComposedProgram(spec, model, device, ops, state, kv, _max_rows(design), sizes, memory)
+    sizes, rows = _graph_sizes(design, device), _max_rows(design)
+    program = ComposedProgram(spec, model, device, ops, state, kv, rows, sizes, memory, design.max_model_len)
     return program, budget
 
 
@@ -273,7 +277,7 @@ def _memory_request(design: DesignLike, sharers: int) -> MemoryRequest:
     )
 
 
-def _chosen(plan: Any) -> str:
+def _chosen(plan: PlanLike) -> str:
     """Platform, KV provider, dtype and block size of each group."""
     parts = [f"platform {plan.platform}"]
     for group in plan.kv_groups:

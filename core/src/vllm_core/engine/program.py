@@ -165,7 +165,7 @@ class _Handle:
 
 
 class ComposedProgram(StepProgram):
-    """Runs steps by calling bound ops one after the other."""
+    """Runs steps by calling bound ops one after the other. `longest` is the context in tokens that its model was made for."""
 
     def __init__(
         self,
@@ -178,8 +178,10 @@ class ComposedProgram(StepProgram):
         rows: int,
         graph_sizes: Sequence[int] = (),
         kv_memory: Sequence[torch.Tensor | None] = (),
+        longest: int = 0,
     ) -> None:
         self.spec = spec
+        self.longest = longest
         self.state = state
         self.kv_memory = kv_memory
         self._model = model

@@ -49,7 +49,7 @@ def rehearse(
         log.info("rehearsal ended after %.1f s: %s: %s", time.perf_counter() - started, type(error).__name__, error)
     finally:
         if program.captured is not None:
-            program.captured.clear()  # graphs of nothing
+            program.captured.reset()
     return True
 
 

@@ -21,6 +21,7 @@ from vllm_core.api.batch import NULL_BLOCK
 from vllm_core.engine import prefix
 from vllm_core.engine.program import ComposedProgram
 from vllm_core.errors import MemoryBudgetError, RequestError, UnsupportedError
+from vllm_core.layers.rope import inverse_frequencies
 
 if TYPE_CHECKING:
     from vllm_core.engine.binding import BoundOps
@@ -33,7 +34,7 @@ Form = Literal["raw", "canonical"]
 Route = Literal["peer", "host"]
 
 STAGE_BYTES = 32 << 20
-"""Blocks on their way at a time, in canonical form or on the host; at least one block of one layer."""
+"""What is on its way at a time; in canonical form at least one block of one layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,7 @@ class Side:
     groups: Sequence[GroupMemory]
     _stage: torch.Tensor | None = field(default=None, init=False)
     _indices: torch.Tensor | None = field(default=None, init=False)
+    _in_rows: dict[int, bool] = field(default_factory=dict, init=False)
 
     @property
     def tables(self) -> KVTables:
@@ -96,6 +98,38 @@ class Side:
         target.copy_(torch.tensor(blocks, dtype=torch.int64))
         return target
 
+    def keeps_rows(self, group: GroupMemory) -> bool:
+        """Whether a block is a row of its memory, and nothing else is; tried once, since only the provider knows its layout.
+
+        One may as well keep all keys before all values: a row is then a part of other blocks.
+        """
+        index = group.spec.index
+        if index not in self._in_rows:
+            self.device.make_current()
+            with torch.inference_mode():
+                self._in_rows[index] = self._try_rows(group)
+        return self._in_rows[index]
+
+    def _try_rows(self, group: GroupMemory) -> bool:
+        spec, layout, device = group.spec, group.layout, self.device
+        bind, export, take = (self.op(name, group) for name in ("kv_bind", "kv_export", "kv_import"))
+        memories = [device.allocate("workspace", (2, layout.block_bytes), torch.uint8) for _ in range(2)]
+        sizes = spec.num_kv_heads, spec.head_size, layout.dtype, layout.tokens_per_block
+        here, there = (bind(memory, *sizes) for memory in memories)
+        blocks = self.indices((0, 1))
+        values = device.allocate("workspace", (2, 2, layout.tokens_per_block, spec.num_kv_heads, spec.head_size), torch.float32)
+
+        def contents(kv: Any) -> torch.Tensor:
+            export(values, kv, blocks)
+            return values.cpu().clone()
+
+        values.copy_(torch.arange(values.numel(), dtype=torch.float32).remainder(7).add(1).view(values.shape))
+        take(here, values, blocks)
+        before = contents(there)
+        memories[1][1].copy_(memories[0][1])
+        sent, arrived = contents(here), contents(there)
+        return torch.equal(arrived[1], sent[1]) and torch.equal(arrived[0], before[0])
+
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
@@ -110,7 +144,7 @@ class _Piece:
 
 
 class _Copy:
-    """From a source's memory to a target's."""
+    """From a source's memory to a target's. Raises UnsupportedError for a route that there is not."""
 
     def __init__(self, source: Device, target: Device, route: Route | Literal["auto"]) -> None:
         self._source, self._target = source, target
@@ -119,11 +153,25 @@ class _Copy:
         self._may_change = route == "auto"
         self._host: torch.Tensor | None = None
         self.size_bytes = 0
-        if self._may_change and type(source) is not type(target):
-            self.route, self.reason = "host", f"{source.facts.device_type} and {target.facts.device_type}"
+        if self.route == "peer" and type(source) is not type(target):
+            found = f"{source.facts.device_type} and {target.facts.device_type}"
+            if not self._may_change:
+                raise UnsupportedError(
+                    "Devices do not reach each other",
+                    on=f"{source.facts.name} to {target.facts.name}",
+                    found=found,
+                    expected="two devices of one type",
+                    fix='leave route out, or route="host"',
+                )
+            self.route, self.reason = "host", found
 
     def __call__(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        self.size_bytes += source.numel() * source.element_size()
+        leaving, arriving = (tensor.view(-1).view(torch.uint8) for tensor in (source, target))
+        self.size_bytes += leaving.numel()
+        for begin in range(0, leaving.numel(), STAGE_BYTES):
+            self._stage(leaving[begin : begin + STAGE_BYTES], arriving[begin : begin + STAGE_BYTES])
+
+    def _stage(self, source: torch.Tensor, target: torch.Tensor) -> None:
         if self.route == "peer":
             try:
                 self._source.copy_into_peer(source, target, self._target)
@@ -133,11 +181,6 @@ class _Copy:
                 self.route, self.reason = "host", error.found
             else:
                 return
-        leaving, arriving = (tensor.view(-1).view(torch.uint8) for tensor in (source, target))
-        for begin in range(0, leaving.numel(), STAGE_BYTES):
-            self._through_host(leaving[begin : begin + STAGE_BYTES], arriving[begin : begin + STAGE_BYTES])
-
-    def _through_host(self, source: torch.Tensor, target: torch.Tensor) -> None:
         if self._host is None:
             self._host = self._target.pinned((STAGE_BYTES,), torch.uint8)
         piece = self._host[: source.numel()]
@@ -163,10 +206,10 @@ def send(
     _check(source, target)
     why = _why_not_raw(source, target)
     if form == "raw" and why:
-        raise _refused("KV cannot travel raw", source, target, why, "one layout, dtype and block size", 'form="canonical"')
+        raise _refused("KV cannot travel raw", source, target, why, "one layout, of blocks that are rows", 'form="canonical"')
     raw = not why and form != "canonical"
     digests, own = (_digests(side.tables.size, tokens, salt) for side in (target, source))
-    chosen, lacking = _wanted(source.tables, target.tables, own, digests)
+    chosen, lacking = _wanted(source.tables, target.tables, own, digests, len(tokens))
     copy = _Copy(source.device, target.device, route)
     given = _allocate(target, chosen, lacking, digests)
     try:
@@ -226,9 +269,24 @@ def _check(source: Side, target: Side) -> None:
                 expected="an engine between two calls",
                 fix="finish or close what runs there first, or wake it up",
             )
+    _check_alike(source, target)
+
+
+def _check_alike(source: Side, target: Side) -> None:
+    """That the KV of one means the same to the other."""
     if source.model != target.model or [one.spec for one in source.groups] != [one.spec for one in target.groups]:
         found = f"{source.model}, {target.model}"
         raise _refused("Engines are of different models", source, target, found, "one model", "start both on the same model")
+    if _turns(source.program) != _turns(target.program):
+        found = f"contexts of {source.program.longest} and {target.program.longest} tokens, by which a RoPE scaling goes"
+        fix = "start both with one --max-model-len"
+        raise _refused("Keys mean different things", source, target, found, "keys turned alike", fix)
+
+
+def _turns(program: ComposedProgram) -> list[tuple[list[float], float]]:
+    """How fast each layer turns its keys, in radians per token, and by what it scales them."""
+    turns = [inverse_frequencies(layer.rope, program.longest) for layer in program.spec.layers if layer.rope is not None]
+    return [(frequencies.tolist(), factor) for frequencies, factor in turns]
 
 
 def _refused(what: str, source: Side, target: Side, found: str, expected: str, fix: str) -> UnsupportedError:
@@ -242,6 +300,8 @@ def _why_not_raw(source: Side, target: Side) -> str:
             mine, theirs = getattr(one.layout, name), getattr(other.layout, name)
             if mine != theirs:
                 return f"{name} {mine} and {theirs}"
+        if not source.keeps_rows(one):
+            return f"layout {one.layout.layout_id}, whose blocks are not rows of its memory"
     return ""
 
 
@@ -253,13 +313,18 @@ def _digests(size: int, tokens: Sequence[int], salt: str) -> list[bytes]:
 
 
 def _wanted(
-    source: KVTables, target: KVTables, own: Sequence[bytes], digests: Sequence[bytes]
+    source: KVTables, target: KVTables, own: Sequence[bytes], digests: Sequence[bytes], num_tokens: int
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Of the longest prefix that the source has, per group: the target's blocks, null where it lacks one or needs none, and
     the indices of those that it lacks. ``own`` are the source's digests, ``digests`` the target's."""
     available = [_available(pool, own, source.size, digests, target.size) for pool in source.pools]
     finders = [(one.get, group.spec.window) for one, group in zip(available, target.groups, strict=True)]
     length, needed = prefix.longest(digests, finders, target.size)
+    if length and length * target.size == num_tokens:
+        # The prompt ends with a block: who continues it computes its last token again, and so begins a block before.
+        _, earlier = prefix.longest(digests[:-1], finders, target.size)
+        for blocks, more in zip(needed, earlier, strict=True):
+            blocks[: len(more)] = [block or other for block, other in zip(blocks, more, strict=False)]
     chosen: list[list[int]] = []
     lacking: list[list[int]] = []
     for pool, blocks in zip(target.pools, needed, strict=True):
@@ -307,10 +372,10 @@ def _allocate(target: Side, chosen: list[list[int]], lacking: list[list[int]], d
 
 
 def _most(source: Side, target: Side, index: int) -> int:
-    """Blocks of the target that a stage of the source holds in canonical form."""
+    """Blocks of the target that a stage of the source holds in canonical form, with what its first and last block have more."""
     spec, size = source.groups[index].spec, source.tables.size
     tokens = STAGE_BYTES // (2 * 4 * spec.num_kv_heads * spec.head_size)
-    return max(1, (tokens - size) // target.tables.size)
+    return max(1, (tokens - 2 * size) // target.tables.size)
 
 
 def _pieces(

@@ -31,7 +31,7 @@ from vllm_core.api import (
 )
 from vllm_core.api.version import parse
 from vllm_core.errors import PluginError, VLLMCoreError, nearest
-from vllm_core.registry.discover import Found, find
+from vllm_core.registry.discover import Found, find_in
 from vllm_core.registry.plan import Failed, Stage
 from vllm_core.registry.validate import check_manifest, check_offers, check_programs
 
@@ -108,7 +108,7 @@ class Loaded:
         (offers,) = self._call("offers", Sequence, device=device) or ((),)
         problem = check_offers(offers, newer=self.newer)
         if problem is not None:
-            raise self._error("offers", problem.cause, "known ops and features", problem.fix)
+            raise self._error("offers", problem.cause, "offers as vllm_core.api.Offer describes them", problem.fix)
         return tuple(offers)
 
     def _call(self, hook: str, kind: type, **arguments: object) -> Any:
@@ -189,14 +189,15 @@ def open_platform(plan: Plan) -> Loaded:
     """Load the plan's plugin, and no other, in an engine process. Raises PluginError."""
     on = f"{plan.distribution}:{plan.entry_point}"
     fix = "plan again in the environment where the engine runs"
-    found = next((one for one in find() if one.key == on), None)
+    found = next((one for one in find_in(plan.distribution) if one.key == on), None)
     if found is None:
         raise PluginError("Plugin of the plan is missing", on=on, found="not installed here", expected="it installed", fix=fix)
     if found.version != plan.distribution_version:
         expected = f"version {plan.distribution_version}, for which the plan was made"
         raise PluginError("Plugin of the plan has changed", on=on, found=found.version, expected=expected, fix=fix)
-    installed = {f"{one.distribution} {one.version}" for one in find()}
-    for owner in sorted(set(plan.owners.values()) - installed):
+    for owner in sorted(set(plan.owners.values())):
+        if any(owner == f"{one.distribution} {one.version}" for one in find_in(owner.rpartition(" ")[0])):
+            continue
         expected = f"{owner}, whose ops the plan has"
         raise PluginError("Plugin of the plan has changed", on=owner, found="not installed here", expected=expected, fix=fix)
     loaded = load(found)

@@ -14,7 +14,7 @@ import msgspec
 
 from vllm_core.api import ProbeReport
 from vllm_core.errors import PluginError
-from vllm_core.registry.discover import find
+from vllm_core.registry.discover import find_in
 from vllm_core.registry.load import load
 from vllm_core.registry.plan import Failed
 from vllm_core.registry.probe import imported_mark
@@ -23,7 +23,7 @@ from vllm_core.registry.probe import imported_mark
 def main(arguments: list[str]) -> int:
     """Return the exit status: 0, or 1 with the reason on stderr."""
     distribution, entry_point, report, what = arguments
-    found = next((one for one in find() if (one.distribution, one.entry_point) == (distribution, entry_point)), None)
+    found = next((one for one in find_in(distribution) if one.entry_point == entry_point), None)
     if found is None:
         return _fail(f"{distribution}:{entry_point} is not found in the child process")
     loaded = load(found)

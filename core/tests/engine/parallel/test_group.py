@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import select
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -195,6 +196,33 @@ def test_a_leader_that_notices_is_left_alone(groups):
         group.check()
     group._watcher.join()
     assert told == []
+
+
+class Stuck:
+    """A process that waits for a driver: no signal reaches it."""
+
+    pid, kills = 1 << 30, 0
+
+    def kill(self):
+        self.kills += 1
+
+    def wait(self, timeout=None):
+        assert timeout is not None, "whoever waits for it waits for ever"
+        raise subprocess.TimeoutExpired("worker", timeout)
+
+
+def test_a_worker_that_cannot_be_killed_does_not_keep_the_failure_back(groups):
+    """A device that hangs in its driver: the process is in uninterruptible sleep."""
+    group = groups.started(count=3)
+    worker = group._workers[0]
+    real, worker.process = worker.process, Stuck()
+    os.kill(group.pids[1], 9)
+    assert readable(group)
+    with pytest.raises(EngineDeadError, match="rank 2 of 3"):
+        group.check()
+    group.close()
+    assert worker.process.kills
+    assert real.wait(30) == 0, "its channel has ended"
 
 
 @pytest.mark.parametrize("stage", ["start", "sized", "stop"])

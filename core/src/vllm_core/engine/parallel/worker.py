@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from vllm_core.errors import EngineDeadError
 
 EXIT_S = 2.0
 """How long a process may take to exit once it has closed its channel."""
+KILLED_S = 5.0
+"""How long a killed process may take to go. One that waits for its driver goes when that answers, which may be never."""
 SILENT_S = 30.0
 """How long a worker may say nothing, once it is ready: as long as one call may keep other threads of its process waiting."""
 STARTING_SILENT_S = 120.0
@@ -38,12 +41,13 @@ class Worker:
         self._silent_s = 0.0
 
     def end(self, patience_s: float = 0.0) -> None:
-        """Collect it, killed if it still runs after ``patience_s``."""
+        """Collect it, killed if it still runs after ``patience_s``; one that even so does not go is left to the system."""
         try:
             self.process.wait(patience_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(KILLED_S)
 
     def heard(self) -> None:
         """Something came from it."""
