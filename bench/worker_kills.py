@@ -63,7 +63,7 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         while not (found := workers()):
-            time.sleep(0.005)
+            time.sleep(0.05)
         self.reached.wait()
         time.sleep(self.delay_s)
         self.killed_at = time.perf_counter()

@@ -45,6 +45,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 512,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
+    "qwen3_moe": {
+        **SIZES,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    },
 }
 
 

@@ -30,7 +30,13 @@ try:
     group.allreduce([torch.ones(4, 4, device=kind).t()[:, :2]])
 except RuntimeError as error:
     said = str(error)
-print(json.dumps([group.rank(), group.size(), x.tolist(), [one.tolist() for one in parts], said]))
+largest = distributed.AllreduceOptions()
+largest.reduceOp = distributed.ReduceOp.MAX
+try:
+    group.allreduce([x], largest)
+except RuntimeError as error:
+    other = str(error)
+print(json.dumps([group.rank(), group.size(), x.tolist(), [one.tolist() for one in parts], said, other]))
 """
 
 
@@ -54,8 +60,9 @@ def test_ranks_meet_and_sum_what_was_queued_before(pose, kind, group, tmp_path):
     finally:
         for one in ranks:
             one.kill()
-    for rank, (own, size, total, parts, refused) in enumerate(said):
+    for rank, (own, size, total, parts, refused, other) in enumerate(said):
         assert (own, size) == (rank, 2)
         assert total == [5.0] * 3
         assert parts == [[0.0, 0.0], [1.0, 1.0]]
         assert "contiguous" in refused
+        assert "not simulated" in other

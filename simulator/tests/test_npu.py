@@ -55,6 +55,22 @@ groups = torch.tensor([1, 2], dtype=torch.int64).npu()
 weights = torch.randn(2, 8, 4).half()
 y = n.npu_grouped_matmul([x], [weights.npu()], group_list=groups, split_item=2, group_type=0, group_list_type=1)[0].cpu()
 out["grouped"] = (y[1:].float() - x.cpu()[1:].float() @ weights[1].float()).abs().max().item()
+out["one group"] = said(lambda: n.npu_grouped_matmul([x], [weights[:1].npu()], group_list=groups[:1], split_item=2,
+    group_type=0, group_list_type=1))
+out["groups of int32"] = said(lambda: n.npu_grouped_matmul([x], [weights.npu()], group_list=groups.int(), split_item=2,
+    group_type=0, group_list_type=1))
+shares, chosen, _ = n.npu_moe_gating_top_k_softmax(torch.tensor([[1.0, 3.0, 1.0], [2.0, 2.0, 0.0]]).npu(), k=2)
+out["chosen"] = chosen.cpu().tolist()
+def routed(rows=x[:2], **more):
+    given = dict(active_num=4, expert_num=3, expert_tokens_num_type=1, expert_tokens_num_flag=True, active_expert_range=[0, 3])
+    return n.npu_moe_init_routing_v2(rows, chosen, **{**given, **more})
+rows, places, counts, _ = routed()
+out["places"], out["counts"] = places.cpu().tolist(), counts.cpu().tolist()
+out["rows"] = torch.equal(rows[places].cpu(), x[:2].cpu().repeat_interleave(2, 0))
+back = n.npu_moe_finalize_routing(rows, None, None, None, shares.half(), places.view(2, 2).t().reshape(-1), None)
+out["back"] = (back.cpu().float() - x[:2].cpu().float() * shares.cpu().sum(1, keepdim=True)).abs().max().item()
+out["no counts"] = said(lambda: routed(expert_tokens_num_flag=False))
+out["scales in float32"] = said(lambda: n.npu_moe_finalize_routing(rows, None, None, None, shares, places, None))
 single, there = q[:2].npu(), on(keys, values, mask, table)
 def captured(graph, **more):
     with torch.npu.graph(graph, **more):
@@ -105,6 +121,10 @@ def test_lengths_of_a_captured_launch_change_where_it_was_captured_for_that(answ
         ("host tensor", "CPU"),
         ("not simulated", "NotImplementedError"),
         ("read", "only products do"),
+        ("one group", "more than one group"),
+        ("groups of int32", "int64 [G]"),
+        ("no counts", "the flag is True"),
+        ("scales in float32", "scales have the rows' dtype"),
         ("ragged", "multiples of 16 and 16"),
     ],
 )
@@ -120,6 +140,13 @@ def test_a_weight_keeps_its_format_and_products_read_it(answers):
 def test_grouped_products_and_quantisation(answers):
     assert answers["grouped"] < 1e-2
     assert answers["quantised"] < 0.03
+
+
+def test_rows_go_to_their_experts_and_come_back(answers):
+    assert answers["chosen"] == [[1, 0], [0, 1]]
+    assert (answers["places"], answers["counts"]) == ([2, 0, 1, 3], [2, 2, 0])
+    assert answers["rows"]
+    assert answers["back"] < 5e-3
 
 
 def functions():
@@ -147,7 +174,7 @@ def test_a_simulated_op_has_the_names_and_defaults_of_its_schema(name):
 
 
 def _value(text: str) -> object:
-    known = {"None": None, "False": False, "True": True}
+    known: dict[str, object] = {"None": None, "False": False, "True": True, "[]": ()}
     if text in known:
         return known[text]
     return text.strip('"') if text.startswith('"') else float(text)

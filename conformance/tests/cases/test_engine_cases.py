@@ -173,7 +173,7 @@ def test_steps_that_are_claimed_to_be_captured_really_are(changes, says):
 # -- the teacher
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3", "mixtral", "qwen3_moe", "phi3"])
 def test_the_teacher_is_transformers_own_model(name):
     import transformers
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import zmq
 
+from vllm_core import collector
 from vllm_core.engine import wire
 from vllm_core.engine.messages import EngineRequest, RequestUpdate
 from vllm_core.engine.structured.grammars import MAX_COMPILE_S, too_slow
@@ -193,18 +194,20 @@ def main() -> int:
     inbox.connect(f"ipc://{start.folder}/in")
     outbox.connect(f"ipc://{start.folder}/out")
     try:
-        design = launch.from_bytes(start.design)
-        engine = launch.assemble(design, on_stuck=lambda error: _end_stuck(start.folder, error))
-        ready = wire.Ready(
-            engine.budget.max_model_len,
-            list(engine.budget.num_blocks),
-            engine.budget.size_bytes,
-            dict(engine.timings),
-            explain.to_json(engine.blueprint.plan),
-        )
-        outbox.send_multipart((wire.READY, wire.encode(ready)))
-        Service(engine.core, inbox, outbox, Pulse(f"ipc://{start.folder}/out"), engine.workers).run()
-        engine.close()
+        with collector.starting() as started:
+            design = launch.from_bytes(start.design)
+            engine = launch.assemble(design, on_stuck=lambda error: _end_stuck(start.folder, error))
+            started()
+            ready = wire.Ready(
+                engine.budget.max_model_len,
+                list(engine.budget.num_blocks),
+                engine.budget.size_bytes,
+                dict(engine.timings),
+                explain.to_json(engine.blueprint.plan),
+            )
+            outbox.send_multipart((wire.READY, wire.encode(ready)))
+            Service(engine.core, inbox, outbox, Pulse(f"ipc://{start.folder}/out"), engine.workers).run()
+            engine.close()
     except Exception as error:  # the owner gets the cause, whatever it is
         level = logging.DEBUG if isinstance(error, VLLMCoreError) else logging.ERROR
         log.log(level, "engine failed", exc_info=error)

@@ -6,6 +6,7 @@ process that will run it. A blueprint made in one process can be assembled in an
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -200,10 +201,16 @@ def _capabilities(spec: ModelSpec, kv_dtype: str, config: EngineConfig) -> froze
     return frozenset(names)
 
 
-def blueprint(options: Mapping[str, Any], *, probe: Path | None = None) -> Blueprint:
+def blueprint(
+    options: Mapping[str, Any],
+    *,
+    probe: Path | None = None,
+    opened: Callable[[EngineConfig, ModelSource], None] = lambda config, source: None,
+) -> Blueprint:
     """Decide everything for an engine with these options, from the model's config alone: no weights are read.
 
-    ``probe`` is a file that `doctor --json` saved: the decision is for that machine. Raises VLLMCoreError.
+    ``probe`` is a file that `doctor --json` saved: the decision is for that machine. ``opened`` is called once the model is
+    known, before platforms are looked at, which may be a wait for child processes. Raises VLLMCoreError.
     """
     for name in check_environment():
         log.info("environment variable %s belongs to another project and is not read", name)
@@ -218,6 +225,7 @@ def blueprint(options: Mapping[str, Any], *, probe: Path | None = None) -> Bluep
         )
     source = open_model(config.model)
     needs = needs_of(config, source)
+    opened(config, source)
     if probe is None:
         found, failed = candidates.collect(only=needs.platform, environ=os.environ)
     else:
@@ -336,6 +344,7 @@ def assemble(design: Blueprint, *, on_stuck: Callable[[VLLMCoreError], None] | N
                 log.info("%s", line)
             return engine
         design = replace(design, plan=engine)
+        gc.collect()  # what was built holds the device's memory in cycles, and the collector may be off during a start
         for pool in POOLS:
             device.release(pool)
         others = _start_workers(design, on_stuck)

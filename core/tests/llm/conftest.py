@@ -8,7 +8,8 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_core import LLM, SamplingParams
-from vllm_core.outputs import CompletionOutput
+from vllm_core import LLM, AsyncLLM, SamplingParams
+from vllm_core.outputs import CompletionOutput, RequestOutput
 
 END = 256
 """The tokenizer's end token; the others are bytes, in the order of the byte-level alphabet."""
@@ -104,7 +105,7 @@ def write_model(folder: Path, architecture: str, **changes: Any) -> Tiny:
     import transformers
 
     cls = getattr(transformers, architecture)
-    config = cls.config_class(**{**SIZES, **changes}, attn_implementation="eager")
+    config = cls.config_class(**{**SIZES, **changes}, attn_implementation="eager", experts_implementation="eager")
     model = cls(config).eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -186,6 +187,36 @@ def one() -> Callable[..., CompletionOutput]:
 
     def call(llm: LLM, prompt: Any, **params: Any) -> CompletionOutput:
         return llm.generate([prompt], SamplingParams(**params), use_tqdm=False)[0].outputs[0]
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def started() -> Callable[..., AbstractAsyncContextManager[AsyncLLM]]:
+    """An engine in a process of its own, on a `Tiny` or a folder; it is shut down, and its process has ended, afterwards."""
+
+    @asynccontextmanager
+    async def start(model: Tiny | Path | str, **options: Any) -> AsyncIterator[AsyncLLM]:
+        path = model.path if isinstance(model, Tiny) else model
+        llm = AsyncLLM(model=str(path), **{**OPTIONS, **options})
+        await llm.start()
+        try:
+            yield llm
+        finally:
+            process = llm._process
+            llm.shutdown()
+            if process is not None:
+                await process.wait()
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def last() -> Callable[..., Awaitable[RequestOutput]]:
+    """The final output of a request."""
+
+    async def call(llm: AsyncLLM, prompt: Any, params: SamplingParams, name: str) -> RequestOutput:
+        return [output async for output in llm.generate(prompt, params, name)][-1]
 
     return call
 

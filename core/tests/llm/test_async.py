@@ -8,13 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import zmq.asyncio
 
-from vllm_core import AsyncLLM, PoolingParams, SamplingParams
+from vllm_core import AsyncLLM, PoolingParams, SamplingParams, launch
+from vllm_core.api import is_available
 from vllm_core.errors import (
     DeadlineError,
     EngineDeadError,
@@ -25,6 +25,7 @@ from vllm_core.errors import (
     UnsupportedError,
     WeightsError,
 )
+from vllm_core.registry.load import open_platform
 
 pytestmark = pytest.mark.anyio
 
@@ -43,25 +44,6 @@ def {op}(*arguments):
 """
 
 
-@asynccontextmanager
-async def started(model, **options):
-    """An engine that is shut down, and whose process has ended, when the test has."""
-    path = model if isinstance(model, (str, Path)) else model.path
-    llm = AsyncLLM(model=str(path), **{**OPTIONS, **options})
-    await llm.start()
-    try:
-        yield llm
-    finally:
-        process = llm._process
-        llm.shutdown()
-        await process.wait()
-
-
-async def last(llm, prompt, params, name):
-    """The final output of a request."""
-    return [output async for output in llm.generate(prompt, params, name)][-1]
-
-
 async def until(condition):
     """Wait; the test's time limit is the limit."""
     while not condition():
@@ -76,7 +58,7 @@ def has_ended(pid):
         return True
 
 
-async def test_requests_stream_side_by_side(llama):
+async def test_requests_stream_side_by_side(llama, started, last):
     async with started(llama) as llm:
         prompts = [PROMPT[: i + 3] for i in range(8)]
         outputs = await asyncio.gather(*(last(llm, p, GREEDY, f"r{i}") for i, p in enumerate(prompts)))
@@ -92,7 +74,7 @@ async def test_requests_stream_side_by_side(llama):
         assert await llm.reset_prefix_cache()
 
 
-async def test_closing_a_stream_frees_the_request(llama):
+async def test_closing_a_stream_frees_the_request(llama, started, last):
     async with started(llama) as llm:
         stream = llm.generate(PROMPT, LONG, "long")
         await stream.__anext__()
@@ -114,7 +96,7 @@ async def test_closing_a_stream_frees_the_request(llama):
         assert (await last(llm, PROMPT, GREEDY, "long")).outputs[0].token_ids == llama.greedy(PROMPT, 12)
 
 
-async def test_a_stop_string_ends_the_request_in_the_engine(llama):
+async def test_a_stop_string_ends_the_request_in_the_engine(llama, started, last):
     async with started(llama) as llm:
         text = (await last(llm, "hello", GREEDY, "whole")).outputs[0].text
         stop = next(c for c in text if c != "�")
@@ -124,7 +106,7 @@ async def test_a_stop_string_ends_the_request_in_the_engine(llama):
         assert (stats.running, stats.finished) == (0, {"length": 1, "abort": 1})
 
 
-async def test_a_deadline_ends_a_request_and_frees_it(llama):
+async def test_a_deadline_ends_a_request_and_frees_it(llama, started):
     async with started(llama) as llm:
         ends = asyncio.get_running_loop().time() + 0.05
         with pytest.raises(DeadlineError, match="deadline"):
@@ -136,7 +118,7 @@ async def test_a_deadline_ends_a_request_and_frees_it(llama):
         assert [output async for output in stream][-1].outputs[0].token_ids == llama.greedy(PROMPT, 12)
 
 
-async def test_wrong_requests_disturb_nothing(llama):
+async def test_wrong_requests_disturb_nothing(llama, started, last):
     async with started(llama, num_gpu_blocks_override=20, kv_cache_memory_bytes=None, block_size=16) as llm:
         good = asyncio.create_task(last(llm, PROMPT, LONG, "good"))
         for prompt, mentions in (([1, 257], "257"), ([], "empty"), ([1] * 256, "256 tokens")):
@@ -149,7 +131,7 @@ async def test_wrong_requests_disturb_nothing(llama):
         assert (await good).outputs[0].token_ids == llama.greedy(PROMPT, 226)
 
 
-async def test_a_process_that_is_killed_fails_its_requests_and_starts_again(llama):
+async def test_a_process_that_is_killed_fails_its_requests_and_starts_again(llama, started, last):
     async with started(llama) as llm:
         assert llm.is_alive
         pid = llm._process.pid
@@ -171,7 +153,7 @@ async def test_a_process_that_is_killed_fails_its_requests_and_starts_again(llam
         assert (await llm.stats()).running == 0, "the old requests are not in the new engine"
 
 
-async def test_messages_that_cannot_be_read_end_the_engine(llama):
+async def test_messages_that_cannot_be_read_end_the_engine(llama, started, last):
     """Rather than leave its requests waiting for ever."""
     async with started(llama) as llm:
         task = asyncio.create_task(last(llm, PROMPT, LONG, "r"))
@@ -187,7 +169,7 @@ async def test_messages_that_cannot_be_read_end_the_engine(llama):
             await last(llm, PROMPT, GREEDY, "late")
 
 
-async def test_an_engine_that_dies_again_and_again_is_given_up(llama, monkeypatch):
+async def test_an_engine_that_dies_again_and_again_is_given_up(llama, monkeypatch, started, last):
     monkeypatch.setattr("vllm_core.async_llm.MAX_RESTARTS", 0)
     async with started(llama) as llm:
         os.kill(llm._process.pid, signal.SIGKILL)
@@ -197,7 +179,7 @@ async def test_an_engine_that_dies_again_and_again_is_given_up(llama, monkeypatc
             await last(llm, PROMPT, GREEDY, "r")
 
 
-async def test_a_provider_that_fails_while_serving_is_denied_after_a_restart(llama, site, tmp_path):
+async def test_a_provider_that_fails_while_serving_is_denied_after_a_restart(llama, site, tmp_path, started, last):
     file = tmp_path / "armed"
     site.kernels("worn", {"sample": "sample"}, FAILS_WITH_A_FILE.format(module="sampling", op="sample", file=file))
     async with started(llama) as llm:
@@ -217,7 +199,7 @@ async def test_a_provider_that_fails_while_serving_is_denied_after_a_restart(lla
         assert "demoted   1, last sample: worn" in llm.plan_text
 
 
-async def test_warm_up_demotes_in_the_engine_process_and_the_owner_knows(llama, site, tmp_path):
+async def test_warm_up_demotes_in_the_engine_process_and_the_owner_knows(llama, site, tmp_path, started):
     file = tmp_path / "armed"
     file.touch()
     site.kernels("worn", {"sample": "sample"}, FAILS_WITH_A_FILE.format(module="sampling", op="sample", file=file))
@@ -251,7 +233,7 @@ async def test_errors_of_the_start_reach_the_owner_whole(llama, tmp_path, wrong,
         await llm._process.wait()
 
 
-async def test_shutdown_fails_what_runs_and_leaves_no_process(llama):
+async def test_shutdown_fails_what_runs_and_leaves_no_process(llama, last):
     llm = AsyncLLM(model=str(llama.path), **OPTIONS)
     await llm.start()
     folder, process = llm._folder, llm._process
@@ -300,7 +282,7 @@ async def test_the_process_goes_with_its_owner(llama, how):
     await until(lambda: has_ended(int(done.stdout)))
 
 
-async def test_embeddings_come_from_the_process_too(llama):
+async def test_embeddings_come_from_the_process_too(llama, started, last):
     from vllm_core import LLM
 
     async with started(llama, runner="pooling") as llm:
@@ -312,7 +294,10 @@ async def test_embeddings_come_from_the_process_too(llama):
     assert [f.outputs.embedding for f in found] == [e.outputs.embedding for e in expected]
 
 
-async def test_a_platform_without_sleep_says_so_and_goes_on(llama):
+async def test_a_platform_without_sleep_says_so_and_goes_on(llama, platform, started, last):
+    plan = launch.blueprint({"model": str(llama.path), "platform": platform}).plan
+    if is_available(open_platform(plan).manifest.claims["sleep"]):
+        pytest.skip(f"{platform} sleeps")
     async with started(llama) as llm:
         with pytest.raises(UnsupportedError, match="sleep"):
             await llm.sleep()

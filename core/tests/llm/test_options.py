@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from vllm_core import PoolingParams, SamplingParams
-from vllm_core.errors import ConfigError, RequestError, UnknownOptionError
+from vllm_core.api import is_available
+from vllm_core.errors import ConfigError, PlanError, RequestError, UnknownOptionError
+from vllm_core.registry.load import open_platform
 
 PROMPT = [(17 * i + 2) % 250 for i in range(30)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -41,8 +43,13 @@ def test_the_kv_cache_has_a_dtype_of_its_own(llama, engines, run):
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "int8"])
-def test_a_kv_cache_of_eight_bits_takes_less_and_generates(llama, engines, run, dtype):
-    llm, whole = engines(llama, kv_cache_dtype=dtype), engines(llama)
+def test_a_kv_cache_of_eight_bits_takes_less_and_generates_or_is_refused_by_name(llama, engines, run, dtype):
+    whole = engines(llama)
+    if not is_available(open_platform(whole.plan).manifest.claims[f"kv_dtype.{dtype}"]):
+        with pytest.raises(PlanError, match=rf"kv_dtype\.{dtype} is unsupported"):
+            engines(llama, kv_cache_dtype=dtype)
+        return
+    llm = engines(llama, kv_cache_dtype=dtype)
     assert llm.plan.kv_dtype == dtype
     assert llm.plan.kv_groups[0].layout.block_bytes < whole.plan.kv_groups[0].layout.block_bytes
     (tokens,) = run(llm, [PROMPT], GREEDY)

@@ -74,6 +74,13 @@ def test_a_provider_whose_module_cannot_be_imported_is_demoted(llama, engines, s
     assert run(llm, [PROMPT], GREEDY) == [llama.greedy(PROMPT, 8)]
 
 
+def test_a_provider_that_does_not_take_the_arguments_of_the_schema_is_demoted(llama, engines, site, run):
+    site.kernels("broken", {"rms_norm": "rms_norm"}, "def rms_norm(out, x, weight): ...")
+    llm = engines(llama)
+    assert {d.cause for d in llm.plan.demotions} == {"TypeError: too many positional arguments"}
+    assert run(llm, [PROMPT], GREEDY) == [llama.greedy(PROMPT, 8)]
+
+
 def test_strict_raises_and_names_the_provider(llama, engines, site):
     site.kernels("broken", {"rms_norm": "fail"}, RAISES)
     with pytest.raises(ProviderFailedError, match=r"rms_norm at .*, provider broken") as caught:

@@ -98,13 +98,13 @@ def test_engines_that_share_a_device_share_its_memory(llama):
     assert len({tuple(part["device_ids"]) for part in parts}) == 1
 
 
-def test_two_engines_answer_as_one(llama):
+def test_two_engines_answer_as_one(llama, platform):
     prompts = [[3, 4, 5], [6, 7], [8, 9, 10, 11]]
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
     async def answers(count: int) -> tuple[list[list[int]], list[int]]:
         engine = Replicas(
-            model=str(llama.path), platform="cpu", max_model_len=64, kv_cache_memory_bytes=1 << 20, data_parallel_size=count
+            model=str(llama.path), platform=platform, max_model_len=64, kv_cache_memory_bytes=1 << 20, data_parallel_size=count
         )
         await engine.start()
         try:

@@ -35,9 +35,9 @@ def rms_norm(*arguments):
 
 
 def armed(model, engines, site, **options):
-    """An engine, and the module of its norm, which can be told to do something at a later call."""
+    """An engine, and the module of its norm, which can be told to do something at a later call: a replay makes none."""
     site.kernels("armed", {"rms_norm": "rms_norm"}, ACTS_ONCE)
-    llm = engines(model, max_num_seqs=2, enable_prefix_caching=False, **options)
+    llm = engines(model, max_num_seqs=2, enable_prefix_caching=False, enforce_eager=True, **options)
     assert llm.plan.binding("rms_norm", "norm").provider == "armed"
     return llm, sys.modules[site.modules[-1]]
 

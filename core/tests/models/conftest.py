@@ -325,7 +325,7 @@ def reference() -> Callable[..., Reference]:
 
     def make(architecture: str, **changes: Any) -> Reference:
         cls = getattr(transformers, architecture)
-        config = cls.config_class(**{**SIZES, **changes}, attn_implementation="eager")
+        config = cls.config_class(**{**SIZES, **changes}, attn_implementation="eager", experts_implementation="eager")
         model = cls(config).eval()
         generator = torch.Generator().manual_seed(11)
         with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -90,6 +91,7 @@ def test_probabilities_are_those_of_the_problem() -> None:
     assert Labels(("a", "b"), "softmax").probabilities([0.0, 0.0]) == [0.5, 0.5]
     assert Labels(("a", "b"), "softmax").probabilities([1000.0, 0.0]) == [1.0, 0.0]
     assert Labels(("a", "b"), "sigmoid").probabilities([0.0, -1000.0]) == [0.5, 0.0]
+    assert Labels(("a",), "sigmoid").probabilities([-40.0]) == [pytest.approx(math.exp(-40.0), rel=1e-9, abs=0)]
     assert Labels(("a",), "none").probabilities([3.5]) == [3.5]
 
 

@@ -32,6 +32,19 @@ BERT = {
     "num_attention_heads": 4,
     "max_position_embeddings": 128,
 }
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "vocab_size": 67,
+    "hidden_size": 48,
+    "intermediate_size": 71,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+}
+QWEN3_MOE = MIXTRAL | {"num_experts": 4, "moe_intermediate_size": 30, "mlp_only_layers": [1]}
+QWEN3_MOE["architectures"] = ["Qwen3MoeForCausalLM"]
 NULL = {"architectures": ["NullForCausalLM"]}
 
 
@@ -60,9 +73,28 @@ def test_a_gemma_layer_takes_ten_calls(build):
     assert len(calls_of_a_step(build, GEMMA)) == 2 + 10 * 3
 
 
+def test_a_layer_with_experts_takes_nine_calls_and_plans_no_dense_one(build):
+    calls = Counter(calls_of_a_step(build, MIXTRAL))
+    assert sum(calls.values()) == 2 + 9 * 3
+    assert calls["moe_route"] == calls["moe"] == calls["linear"] == 3
+    planned = {site.op for site in build(MIXTRAL).spec.call_sites("float32")}
+    assert {"moe_pack", "moe"} <= planned
+    assert not {"gated_activation", "gated_linear", "rms_norm_gated_linear"} & planned
+    mixed = {site.op for site in build(QWEN3_MOE).spec.call_sites("float32")}
+    assert {"moe", "rms_norm_gated_linear", "gated_activation"} <= mixed
+
+
+def test_experts_are_packed_once_with_all_their_readers(build):
+    experts = build(QWEN3_MOE).model._layers[2]._sparse.packed
+    assert experts.gate_up.shape == (4 * 2 * 30, 48)
+    assert experts.down.shape == (4 * 48, 30)
+    assert experts.readers[0] == "layers.2.mlp.experts.0.gate_proj"
+    assert len(experts.readers) == 3 * 4
+
+
 def test_every_call_site_of_a_layer_is_in_the_specification(build, llama_config):
     """The planner binds the specification's call sites: a layer that asked for another would fail at start."""
-    for config in (llama_config, GEMMA, BERT):
+    for config in (llama_config, GEMMA, BERT, MIXTRAL, QWEN3_MOE):
         sequences = build(config)
         known = {(site.op, site.role) for site in sequences.spec.call_sites("float32")}
         assert build.ops.sites <= known

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+QWEN3_MOE = {"moe_intermediate_size": 37, "num_experts": 6, "num_experts_per_tok": 3, "head_dim": 24}
 CASES = {
     "llama": ("LlamaForCausalLM", {}),
     "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
@@ -19,6 +20,12 @@ CASES = {
     "qwen2-late-window": ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 24}),
     "qwen3-tied": ("Qwen3ForCausalLM", {"head_dim": 16, "tie_word_embeddings": True}),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral-window": ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 9}),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {**QWEN3_MOE, "norm_topk_prob": True}),
+    "qwen3-moe-shares": ("Qwen3MoeForCausalLM", {**QWEN3_MOE, "norm_topk_prob": False, "tie_word_embeddings": True}),
+    "qwen3-moe-every-other": ("Qwen3MoeForCausalLM", {**QWEN3_MOE, "decoder_sparse_step": 2}),
+    "qwen3-moe-dense-layer": ("Qwen3MoeForCausalLM", {**QWEN3_MOE, "mlp_only_layers": [1], "attention_bias": True}),
     "gemma3": ("Gemma3ForCausalLM", {"head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 3}),
     "gemma3-scalar": ("Gemma3ForCausalLM", {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 40}),
     "gemma3-caps": ("Gemma3ForCausalLM", {"head_dim": 16, "sliding_window": 64, "final_logit_softcapping": 3.0}),

@@ -19,6 +19,7 @@ SIZES = {
     "max_position_embeddings": 128,
 }
 GEMMA = {"head_dim": 16, "sliding_window": 6, "sliding_window_pattern": 2, "final_logit_softcapping": 3.0}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 24}
 MODELS = {
     "llama": ("LlamaForCausalLM", {}),
     "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
@@ -28,6 +29,8 @@ MODELS = {
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 24, "tie_word_embeddings": True}),
     "gemma3": ("Gemma3ForCausalLM", GEMMA),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {**EXPERTS, "mlp_only_layers": [0]}),
 }
 BERT = {
     "architectures": ["BertModel"],

@@ -1,6 +1,6 @@
 """Run on an NPU, or what stands for it: the family ``kv`` in blocks of 128 against core's references on the host.
 
-Prints relative differences as JSON.
+``attention_child.py DTYPE,DTYPE SIZE,SIZE`` prints relative differences as JSON, by dtype and head size.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ def reference(op: str) -> Any:
     return OPS[op].load_reference()
 
 
-def main(name: str, size: int) -> None:
-    """Compare after each op."""
+FACTS = DeviceFacts(id="0", name="NPU", device_type="npu", architecture="910b", memory_kind="discrete", memory_bytes=1 << 29)
+
+
+def compared(device: NpuDevice, name: str, size: int) -> dict[str, Any]:
+    """The difference after each op, and what was refused."""
     dtype = getattr(torch, name)
-    facts = DeviceFacts(
-        id="0", name="NPU", device_type="npu", architecture="910b", memory_kind="discrete", memory_bytes=1 << 29
-    )
-    device = NpuDevice(facts)
     torch.manual_seed(5)
     total, found = sum(COUNTS), dict[str, float]()
     q, k, v = (torch.randn(total, heads, size).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS))
@@ -97,7 +96,14 @@ def main(name: str, size: int) -> None:
             attention.paged_attention(mine, single, npu, starts, lengths, table, 1, *shape[1:3], window, cap)
         except UnsupportedError as error:
             refused.append(error.on)
-    print(json.dumps({"differences": found, "refused": refused}))
+    return {"differences": found, "refused": refused}
 
 
-main(sys.argv[1], int(sys.argv[2]))
+def main(names: str, sizes: str) -> None:
+    """All of them on one device."""
+    device = NpuDevice(FACTS)
+    cases = [(name, size) for name in names.split(",") for size in sizes.split(",")]
+    print(json.dumps({f"{name} {size}": compared(device, name, int(size)) for name, size in cases}))
+
+
+main(*sys.argv[1:])

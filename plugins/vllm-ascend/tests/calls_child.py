@@ -8,7 +8,7 @@ import sys
 import torch
 
 from vllm_ascend.device import NpuDevice
-from vllm_ascend.ops import activation, embedding, linear, norm, rope
+from vllm_ascend.ops import activation, embedding, experts, linear, norm, rope
 from vllm_core.api import DeviceFacts, QuantTensor
 
 
@@ -37,8 +37,13 @@ def main(name: str) -> None:
     for bias in (None, fresh(128)):
         linear.linear(fresh(5, 128), x, linear.linear_pack(codes, bias, ["mlp.up"]))
     embedding.embedding(fresh(5, 256), positions, fresh(64, 256), 1.0)
+    for count, top in ((8, 2), (1, 1)):
+        pack = experts.moe_pack(fresh(count * 192, 256), fresh(count * 256, 96), count, ["mlp"])
+        chosen, shares = fresh(5, top, of=torch.int32), fresh(5, top, of=torch.float32)
+        experts.moe_route(chosen, shares, fresh(5, count, of=torch.float32), True)
+        experts.moe(fresh(5, 256), x, x, x, chosen, x, chosen, shares, pack, "silu")
     device.synchronize()
-    print(json.dumps({"ops": 9}))
+    print(json.dumps({"ops": 11}))
 
 
 main(*sys.argv[1:])

@@ -1,9 +1,10 @@
-"""Serve prompts with a model on a platform; prints tokens, the Plan's providers, and how errors were said, as JSON."""
+"""Serve prompts with a model on a platform; prints tokens, or how errors were said, as JSON; lists for lists of options."""
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import torch
 
@@ -13,10 +14,8 @@ from vllm_core.errors import VLLMCoreError
 PROMPTS = [[(7 * i + n) % 250 for i in range(length)] for n, length in enumerate((3, 150, 17))]
 
 
-def main(model: str, platform: str, options: str) -> None:
+def served(model: str, platform: str, more: dict[str, Any]) -> dict[str, Any]:
     """Greedy tokens; one prompt is sampled with a seed."""
-    torch.set_num_threads(1)
-    more = json.loads(options)
     count = more.pop("count", 9)
     sampled = SamplingParams(temperature=1.0, seed=5, top_k=9, max_tokens=count)
     params = [SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for _ in range(2)] + [sampled]
@@ -31,9 +30,20 @@ def main(model: str, platform: str, options: str) -> None:
     try:
         with LLM(model, platform=platform, **{**values, **more}) as llm:
             tokens = [one.outputs[0].token_ids for one in llm.generate(prompts, params, use_tqdm=False)]
-        print(json.dumps({"tokens": tokens}))
+        return {"tokens": tokens}
     except (VLLMCoreError, RuntimeError) as error:
-        print(json.dumps({"error": type(error).__name__, "text": str(error)}))
+        return {"error": type(error).__name__, "text": str(error)}
+
+
+def main(model: str, platform: str, options: str) -> None:
+    """An engine after the other."""
+    torch.set_num_threads(1)
+    given = json.loads(options)
+    print(
+        json.dumps(
+            [served(model, platform, one) for one in given] if isinstance(given, list) else served(model, platform, given)
+        )
+    )
 
 
 main(*sys.argv[1:])

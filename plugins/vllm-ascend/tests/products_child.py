@@ -1,4 +1,5 @@
-"""Run on an NPU, or what stands for it: products of an int8 weight against the numbers that it stands for, as JSON."""
+"""Run on an NPU, or what stands for it: products of an int8 weight against the numbers that it stands for, as JSON by
+dtype."""
 
 from __future__ import annotations
 
@@ -11,13 +12,12 @@ from vllm_ascend.device import NpuDevice
 from vllm_ascend.ops import linear
 from vllm_core.api import DeviceFacts, QuantTensor
 
+FACTS = DeviceFacts(id="0", name="NPU", device_type="npu", architecture="910b", memory_kind="discrete", memory_bytes=1 << 29)
 
-def main(name: str) -> None:
-    """The largest difference, relative to the largest value."""
-    facts = DeviceFacts(
-        id="0", name="NPU", device_type="npu", architecture="910b", memory_kind="discrete", memory_bytes=1 << 29
-    )
-    device, dtype = NpuDevice(facts), getattr(torch, name)
+
+def difference(device: NpuDevice, name: str) -> float:
+    """The largest, relative to the largest value."""
+    dtype = getattr(torch, name)
     torch.manual_seed(3)
     codes = torch.randint(-127, 128, (96, 64), dtype=torch.int8)
     scale, bias, x = torch.rand(96) / 64, torch.randn(96).to(dtype), torch.randn(7, 64).to(dtype)
@@ -30,7 +30,8 @@ def main(name: str) -> None:
     residual = torch.ones_like(out)
     linear.linear_add(residual, out, x, packed)
     worst = max((out.cpu().float() - expected).abs().max(), (residual.cpu().float() - 1 - expected).abs().max())
-    print(json.dumps({"difference": float(worst / expected.abs().max())}))
+    return float(worst / expected.abs().max())
 
 
-main(*sys.argv[1:])
+device = NpuDevice(FACTS)
+print(json.dumps({name: difference(device, name) for name in sys.argv[1:]}))

@@ -1,5 +1,5 @@
-"""Compile the kernels that steps launch, for one architecture: ``compiled.py sm_90 ROWSxQUERIES... [rest]``, of which the rest
-are those of quantised weights and caches, encoders, and log-probabilities.
+"""Compile the kernels that steps launch, for one architecture: ``compiled.py sm_90 ROWSxQUERIES... [rest] [experts]``, of which
+the rest are those of quantised weights and caches, encoders, and log-probabilities.
 
 The launchers run on host tensors with Triton's launch replaced by a recorder, so that what is compiled is what they ask
 for. Prints a line of JSON per kernel: name, shared memory in bytes, registers and stack of a thread. A process of its own,
@@ -165,6 +165,24 @@ def launch_quantised(tokens: int) -> None:
         quant.widened(packed, kind)
 
 
+def launch_all_experts() -> None:
+    """Experts of one token, of a decoding step and of prompts; of weights as they are and, for one step, quantised."""
+    from vllm_core.api import QuantTensor
+    from vllm_triton.ops import experts
+    from vllm_triton.workload import SPARSE, launch_experts
+
+    for tokens in (1, 64, 4096):
+        launch_experts(SPARSE, torch.empty(tokens, SPARSE.hidden, dtype=torch.bfloat16))
+    tokens, count, kind = 64, 8, torch.bfloat16
+    chosen, weights = torch.zeros(tokens, 2, dtype=torch.int32), torch.zeros(tokens, 2)
+    shapes = ((count * 2 * 256, HIDDEN), (count * HIDDEN, 256))
+    codes = [QuantTensor("int8_channel", one, torch.zeros(one, dtype=torch.int8), torch.zeros(one[0])) for one in shapes]
+    x = torch.zeros(tokens, HIDDEN, dtype=kind)
+    scratch = [torch.zeros(2 * tokens, size, dtype=kind) for size in (512, 256, HIDDEN)]
+    index = torch.zeros(4 * (2 * tokens + count), dtype=torch.int32)
+    experts.moe(x.clone(), *scratch, index, x, chosen, weights, experts.moe_pack(*codes, count, ()), "silu")
+
+
 def launch_rest() -> None:
     """What no decode step of a dense decoder launches."""
     from vllm_triton.ops import cache, elementwise, encoder, norm, sampling
@@ -203,7 +221,7 @@ def resources(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def compile_all(architecture: str, sizes: list[tuple[int, int]], rest: bool) -> Iterator[dict[str, Any]]:
+def compile_all(architecture: str, sizes: list[tuple[int, int]], more: list[str]) -> Iterator[dict[str, Any]]:
     family = family_of(architecture)
     assert family is not None, architecture
     tuning.use(family.tuning, 132)
@@ -211,7 +229,9 @@ def compile_all(architecture: str, sizes: list[tuple[int, int]], rest: bool) -> 
     JITFunction.run = lambda kernel, *args, **kwargs: recorder(kernel, *args, **kwargs)  # type: ignore[method-assign,assignment]
     for rows, queries in sizes:
         launch_all(rows, queries)
-    if rest:
+    if "experts" in more:
+        launch_all_experts()
+    if "rest" in more:
         launch_rest()
         for rows, queries in ((64, 1), (4, 32)):
             launch_all(rows, queries, KV_DTYPES)
@@ -226,6 +246,7 @@ def compile_all(architecture: str, sizes: list[tuple[int, int]], rest: bool) -> 
 
 
 if __name__ == "__main__":
-    wanted = [tuple(map(int, size.split("x"))) for size in sys.argv[2:] if size != "rest"]
-    for row in compile_all(sys.argv[1], wanted, "rest" in sys.argv):  # type: ignore[arg-type]
+    more = [name for name in sys.argv[2:] if name in ("rest", "experts")]
+    wanted = [tuple(map(int, size.split("x"))) for size in sys.argv[2:] if size not in more]
+    for row in compile_all(sys.argv[1], wanted, more):  # type: ignore[arg-type]
         print(json.dumps(row))

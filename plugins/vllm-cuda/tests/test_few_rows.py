@@ -193,6 +193,8 @@ def test_without_a_compiler_it_is_rejected_with_the_reason():
         (torch.zeros(64, 64, dtype=torch.bfloat16), None, True),
         (torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(64, dtype=torch.bfloat16), True),
         (torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(64), False),
+        (torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(65, dtype=torch.bfloat16)[1:], False),
+        (torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(128, dtype=torch.bfloat16)[::2], False),
         (torch.zeros(64, 64, dtype=torch.float16), None, False),
         (torch.zeros(60, 64, dtype=torch.bfloat16), None, False),
         (torch.zeros(64, 60, dtype=torch.bfloat16), None, False),

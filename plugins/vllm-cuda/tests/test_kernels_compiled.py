@@ -32,6 +32,16 @@ def test_kernels_of_quantised_weights_caches_and_encoders_compile_within_the_sam
     fits(architecture, rows)
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    ["sm_90", *(pytest.param(name, marks=pytest.mark.slow) for name in families.ARCHITECTURES if name != "sm_90")],
+)
+def test_kernels_of_experts_compile_within_the_same_limits(architecture):
+    rows = compile_for(architecture, "experts")
+    assert {"route", "count", "arrange", "grouped", "combine", "one_pair", "one_token"} <= {row["kernel"] for row in rows}
+    fits(architecture, rows)
+
+
 def fits(architecture: str, rows: list[dict]) -> None:
     limit = families.family_of(architecture).shared_bytes
     assert [row for row in rows if row["shared"] > limit] == []

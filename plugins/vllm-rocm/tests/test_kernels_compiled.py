@@ -63,6 +63,15 @@ def test_the_same_holds_at_the_shapes_of_a_large_model(architecture):
     assert [row for row in rows if row["predicted_us"] > 2 * row["floor_us"] > 0] == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", families.ARCHITECTURES)
+def test_the_same_holds_for_experts(architecture):
+    rows, family = compiled(architecture, "Qwen3-30B-A3B"), families.family_of(architecture)
+    assert {"route", "count", "arrange", "grouped", "combine", "one_pair", "one_token"} <= {row["kernel"] for row in rows}
+    assert [row for row in rows if row["lds_bytes"] > family.lds_bytes or row["vector_spills"] or row["scratch_bytes"]] == []
+    assert [row for row in rows if row["kernel"] == "grouped" and not row["matrix_instructions"]] == []
+
+
 @pytest.mark.parametrize(
     ("registers", "architecture", "waves"), [(64, "gfx942", 8), (128, "gfx942", 4), (256, "gfx942", 2), (96, "gfx1100", 16)]
 )

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from vllm_triton import ahead
 from vllm_triton.offline import OfflineDriver
 from vllm_triton.ops import elementwise, norm
-from vllm_triton.portable import few_rows, one_row
+from vllm_triton.portable import few_rows, grouped, one_row
 from vllm_triton.tuning import Decode, Extend, Quantised, Tuning, use
 
 TUNING = Tuning(
@@ -25,6 +25,7 @@ TUNING = Tuning(
     decode=Decode(64, 4, 2, 4),
     one_row=one_row,
     few_rows=few_rows,
+    grouped=grouped,
     pdl=False,
     quantised=Quantised(64, 3),
 )

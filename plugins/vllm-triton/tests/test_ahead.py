@@ -13,10 +13,10 @@ from vllm_triton import ahead
 SCRIPT = Path(__file__).with_name("compiled_ahead.py")
 
 
-def run(cache: Path, *arguments: str) -> dict:
+def run(cache: Path, *arguments: str, folder: Path | None = None) -> dict:
     environ = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     command = [sys.executable, "-W", "ignore", str(SCRIPT), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
@@ -43,17 +43,24 @@ def test_what_cannot_be_compiled_ahead_says_why_and_the_launch_still_runs(tmp_pa
     assert found["after"] == 2
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH is of Python 3.11")
+def test_modules_of_the_working_folder_are_not_imported(tmp_path):
+    (tmp_path / "triton.py").write_text("raise ImportError('of the working folder')", encoding="utf-8")
+    found = run(tmp_path / "cache", folder=tmp_path)
+    assert found["turns"][0] == {"asked": 2, "compiled": 2, "failures": []}
+
+
 def test_a_process_that_compiles_ends_with_its_input():
     target = json.dumps(["cuda", 80, 32])
     child = subprocess.run([sys.executable, "-m", "vllm_triton.ahead_child", target, ""], input=b"", timeout=60, check=False)
     assert child.returncode == 0
 
 
-def test_a_process_that_dies_is_a_failure_of_what_it_had():
+def test_a_process_that_dies_is_a_failure_of_what_it_had_and_of_what_is_left():
     pool = ahead._Pool([sys.executable, "-c", "input()"], 1)
     for name in ("a", "b"):
         pool.add(ahead.Wanted("module", name, "{}", name, 1))
-    assert pool.finish() == ["a: the process ended"]
+    assert pool.finish() == ["a: the process ended", "b: no process was left for it"]
 
 
 def test_cores_are_never_more_than_the_process_may_use():

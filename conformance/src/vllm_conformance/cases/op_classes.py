@@ -17,7 +17,7 @@ STRIDED, IN_PLACE, GRAPH = "strided", "in_place", "graph"
 ANY_DTYPE = frozenset(
     {
         *("batch_update", "build_step", "advance", "logit_adjust", "grammar_mask", "sample"),
-        *("log_probabilities", "soft_cap"),
+        *("log_probabilities", "soft_cap", "moe_route"),
     }
 )
 
@@ -57,6 +57,14 @@ _LINEAR = (
     Run("one_token/h2048", 2),
     Run("decode/h1024", 3),
     *(Run(f"mixed/h{width}", 4 + width % 2) for width in (64, 127, 128, 129)),
+)
+_EXPERTS = (
+    *_PLAIN[:7],
+    Run("decode/e128/t8/h64", 2, ci=True),
+    Run("one_token/e128/t8/h512", 1),
+    Run("mixed/e8/t2/h256", 3),
+    *(Run(f"mixed/h{width}", 4 + width % 2) for width in (127, 128)),
+    Run("decode/e3/t3", 5),
 )
 _ROTARY = (
     *(Run(f"mixed/d{size}/plain", ci=size == 64) for size in (64, 80, 96, 128, 256)),
@@ -128,6 +136,7 @@ _GRAPH = {
     **dict.fromkeys(("gated_activation", "activation", "linear", "soft_cap"), "decode/h577"),
     **dict.fromkeys(("linear_add", "rms_norm_linear", "gated_linear", "rms_norm_gated_linear"), "decode/h577"),
     **dict.fromkeys(("rotary_embedding", "kv_write", "paged_attention", "qk_norm_rope_kv_write"), "decode/plain"),
+    **dict.fromkeys(("moe_route", "moe"), "decode/e16/t4"),
     **dict.fromkeys(("build_step", "advance"), "decode"),
     **dict.fromkeys(("logit_adjust", "sample"), "mixed"),
 }
@@ -138,6 +147,8 @@ _BY_OP: Mapping[str, tuple[Run, ...]] = {
     **dict.fromkeys(("add_rms_norm", "gated_activation", "gather_rows", "pool"), (*_PLAIN, *_STRIDED)),
     "linear": (*_PLAIN[:7], *_LINEAR, *_STRIDED),
     **dict.fromkeys(("linear_add", "rms_norm_linear", "gated_linear", "rms_norm_gated_linear"), (*_PLAIN[:7], *_STRIDED)),
+    "moe_route": _EXPERTS,
+    "moe": (*_EXPERTS, *_STRIDED),
     "rotary_embedding": _ROTARY,
     "kv_write": _KV_WRITE,
     **dict.fromkeys(("kv_copy", "kv_export", "kv_import"), _KV),
@@ -185,4 +196,4 @@ def _claimed(claims: Mapping[str, Support], name: str) -> bool:
 
 def size_of(op: str) -> Size:
     """Size class: kernels of many variants may have to be compiled first, and long sequences cost the reference a second."""
-    return "medium" if OPS[op].family in ("kv", "linear") or op in ("sample", "encoder_attention") else "small"
+    return "medium" if OPS[op].family in ("kv", "linear", "moe") or op in ("sample", "encoder_attention") else "small"

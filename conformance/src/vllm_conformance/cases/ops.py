@@ -10,7 +10,7 @@ from vllm_conformance.cases.op_classes import ANY_DTYPE, Run, runs_of, size_of
 from vllm_core.api import OPS, DeviceFacts, Offer, Support, is_available
 
 DTYPES = ("float32", "bfloat16", "float16")
-PRIVATE = frozenset({"linear_pack", "kv_bind"})
+PRIVATE = frozenset({"linear_pack", "moe_pack", "kv_bind"})
 """Ops that return the provider's own form; they are judged through the ops that read it."""
 
 

@@ -1,8 +1,8 @@
 """The `Device`: everything that core ever asks of hardware outside ops.
 
-Imports no torch at run time. One instance exists per engine process, made by the chosen plugin's
-`create_device`. Sizes are bytes, times are seconds. All methods are called from the engine's thread unless they
-say otherwise.
+Imports no torch at run time. An engine has one instance, made by the chosen plugin's `create_device`; a process may have
+several engines, one after the other in one thread (`Device.make_current`). Sizes are bytes, times are seconds. All methods
+are called from the engine's thread unless they say otherwise.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ class KVLayout:
     """A provider's private layout of one layer's blocks. Core multiplies and allocates; it never looks inside.
 
     `block_bytes` is the size of one block of one layer, keys and values together.
-    Raw exchange between engines needs equal `layout_id`, dtype and tokens per block.
+    Raw exchange between engines needs equal `layout_id`, dtype and tokens per block, and blocks that are rows of the memory
+    that `kv_bind` is given. A layout may be another, all keys before all values for one: core tries before it copies rows.
     """
 
     layout_id: str

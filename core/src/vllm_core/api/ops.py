@@ -20,7 +20,7 @@ from vllm_core.api.opspec import EXACT, OpSpec, Tolerance
 from vllm_core.errors import UnsupportedError, nearest
 
 INT8_ACTIVATION = "int8_activation"
-"""Feature of the family linear: inputs of products with packed weights are rounded to eight bits."""
+"""Feature of the families linear and moe: inputs of products with packed weights are rounded to eight bits."""
 
 _FLOAT = {"float32": Tolerance(1e-5, 1e-5), "bfloat16": Tolerance(1e-2, 1.6e-2), "float16": Tolerance(2e-3, 2e-3)}
 _MATMUL = {"float32": Tolerance(1e-4, 1e-4), "bfloat16": Tolerance(2e-2, 2e-2), "float16": Tolerance(4e-3, 4e-3)}
@@ -172,6 +172,38 @@ _ALL = (
         family="linear",
         features=(INT8_ACTIVATION,),
         decomposition=("rms_norm", "linear", "gated_activation"),
+    ),
+    # moe: a token's experts, then their gated MLPs: pack, apply
+    _spec(
+        "moe_route",
+        "(int32[T,K] experts!, float32[T,K] weights!, float32[T,E] logits, bool renormalize)",
+        "experts are the K largest of each row's E logits, largest first, of equal ones the lower index first; weights their "
+        "shares of softmax(logits), divided by their sum if renormalize. Rows with NaN have any experts from 0 to E - 1, and "
+        "spoil no other row.",
+        "experts",
+    ),
+    _spec(
+        "moe_pack",
+        "(float[E 2I,H] gate_up, float[E H,I] down, int num_experts, str[] readers) -> Packed",
+        "Called once per layer after loading, with the names of all its readers; returns the provider's private form. Expert e "
+        "has the rows e 2I .. (e + 1) 2I of gate_up, its gate before its up projection, and e H .. (e + 1) H of down. May keep "
+        "the tensors it was given.",
+        "experts",
+        _EXACT,
+        family="moe",
+        features=(INT8_ACTIVATION,),
+    ),
+    _spec(
+        "moe",
+        "(float[T,H] out!, float[T K,2I] wide~, float[T K,I] narrow~, float[T K,H] parts~, int32[4 (T K + E)] index~, "
+        "float[T,H] x, int32[T,K] experts, float32[T,K] weights, Packed weight, str kind)",
+        "out[t] = sum over k of weights[t, k] * down(gated_activation(gate_up(x[t]), kind)) of expert experts[t, k]: summed in "
+        "float32, in an order that depends on the token's own experts alone. A token may name an expert twice. wide, narrow, "
+        "parts and index are scratch.",
+        "experts",
+        _GATED,
+        family="moe",
+        features=(INT8_ACTIVATION,),
     ),
     # kv: bind, write, attention, copy, export, import
     _spec(

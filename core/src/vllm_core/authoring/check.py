@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +140,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
 def _died(code: int, stderr: str) -> str:
     if code < 0:
         return f"the process was ended by {signal.Signals(-code).name}"
-    return stderr.splitlines()[-1] if stderr else f"exit status {code}"
+    return f"exit status {code}, after {stderr.splitlines()[-1]!r}" if stderr else f"exit status {code}"
 
 
 def _imported(subject: Subject, found: Found, event: child.Imported, manifest: Manifest | None) -> Iterator[Finding]:
@@ -182,6 +183,12 @@ def _probed(found: Found, event: child.Probed) -> Iterator[Finding]:
     if not report.checks:
         expected, fix = "every check that was made, also the successful ones", "report them: they are what users see"
         yield failed("probe", found.key, "no checks", expected=expected, fix=fix)
+    wrong = [f"device {one.id!r} has {one.memory_bytes} bytes" for one in report.devices if one.memory_bytes <= 0]
+    counts = Counter(one.id for one in report.devices)
+    wrong += [f"{count} devices with the id {name!r}" for name, count in counts.items() if count > 1]
+    if wrong:
+        fix = "say what the driver says: the selector and the memory budget work with it"
+        yield failed("probe", found.key, "; ".join(wrong), expected="memory of each device, and an id of its own", fix=fix)
     detail = f"{_count(len(report.devices), 'device')}, {_count(len(report.checks), 'check')}, {len(report.failures)} failed"
     yield ok("probe", found.key, detail)
     yield from (skipped(f"probe: {one.name}", found.key, one.detail, fix=one.hint) for one in report.failures)

@@ -190,12 +190,13 @@ def _installed(name: str) -> tuple[Subject, ...]:
     found = find()
     named = [one for one in found if not name or one.answers_to(name)]
     if not named:
+        known = {one.entry_point for one in found}
         raise UnknownPlatformError(
             "Unknown plugin" if name else "No plugin is installed",
             on=name or ENTRY_POINT_GROUP,
             found="no entry point has this name" if name else "no entry point",
             expected=f"an installed plugin of the group {ENTRY_POINT_GROUP}, a project folder or a wheel",
-            fix=nearest(name or "", {one.entry_point for one in found}),
+            fix=nearest(name, known) if name and known else "install it, or name its folder: vllm-core plugin check ./FOLDER",
         )
     subjects = []
     for distribution in dict.fromkeys(one.distribution for one in named):

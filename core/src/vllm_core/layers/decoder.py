@@ -1,4 +1,4 @@
-"""A dense decoder on bound ops: pre-norm layers, or Gemma's norms around both sub-layers.
+"""A decoder on bound ops: pre-norm layers, or Gemma's norms around both sub-layers, with dense MLPs or with experts.
 
 Each op is a callable fetched when the model was built. The residual stream lives in one buffer. A pre-norm layer of a single
 worker is six calls, whose products take norms and adds along; others are eight calls, ten with sandwich norms. Where workers
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from vllm_core.api import Device, QuantTensor, StepInputs
+from vllm_core.layers.experts import SparseMLP, canonical, each_expert
 from vllm_core.layers.labels import LabelHead
 from vllm_core.layers.linear import BoundOps, PackedLinear
 from vllm_core.layers.rope import cos_sin
@@ -48,7 +49,7 @@ class NormWeight:
 
 
 class DecoderLayer:
-    """Attention and MLP; ``spec`` is that of one worker."""
+    """Attention and MLP, dense or of experts; ``spec`` is that of one worker."""
 
     def __init__(
         self, spec: ModelSpec, index: int, device: Device, ops: BoundOps, table: torch.Tensor | None, shard: Shard
@@ -56,11 +57,13 @@ class DecoderLayer:
         layer, group = spec.layers[index], spec.kv_groups()[spec.group_of_layer()[index]]
         role = f"kv.{group.index}.{group.kind}"
         self._linear = ops.get("linear", "linear")
-        self._fused = spec.is_fused_around_linear
-        if self._fused:
-            self._linear_add, self._norm_linear, self._norm_gated_linear = (
-                ops.get(op, "linear") for op in ("linear_add", "rms_norm_linear", "rms_norm_gated_linear")
-            )
+        if spec.is_fused_around_linear:
+            self._linear_add, self._norm_linear = (ops.get(op, "linear") for op in ("linear_add", "rms_norm_linear"))
+        self._sparse = SparseMLP(spec, device, ops, shard) if layer.sparse else None
+        if self._sparse is not None:
+            self._add = ops.get("add", "residual")
+        elif spec.is_fused_around_linear:
+            self._norm_gated_linear = ops.get("rms_norm_gated_linear", "linear")
         else:
             self._gated_linear = ops.get("gated_linear", "linear")
         self._rms_norm = ops.get("rms_norm", "norm")
@@ -81,8 +84,8 @@ class DecoderLayer:
 
     def expect(self, loader: WeightLoader, spec: ModelSpec, name: str, dtype: torch.dtype) -> None:
         """Register all weights of the layer; ``spec`` is that of the whole model, ``name`` ends with a dot."""
-        hidden, inner, size, shard = spec.hidden_size, spec.intermediate_size, spec.head_size, self._shard
-        attention, mlp = f"{name}self_attn.", f"{name}mlp."
+        hidden, size, shard = spec.hidden_size, spec.head_size, self._shard
+        attention = f"{name}self_attn."
         q, kv = spec.num_heads * size, spec.num_kv_heads * size
         parts = {f"{attention}q_proj": q, f"{attention}k_proj": kv, f"{attention}v_proj": kv}
         mine = shard.kv_heads(spec)
@@ -90,10 +93,10 @@ class DecoderLayer:
         self.qkv.expect(loader, parts, hidden, dtype, bias=spec.qkv_bias, cuts=cuts)
         columns = shard.heads(spec, COLUMNS)
         self.out.expect_summed(loader, f"{attention}o_proj", hidden, q, dtype, bias=spec.out_bias, shard=shard, cut=columns)
-        both = {f"{mlp}gate_proj": inner, f"{mlp}up_proj": inner}
-        cuts = dict.fromkeys(both, shard.part(inner))
-        self.gate_up.expect(loader, both, hidden, dtype, bias=spec.mlp_bias, cuts=cuts)
-        self.down.expect_summed(loader, f"{mlp}down_proj", hidden, inner, dtype, bias=spec.mlp_bias, shard=shard)
+        if self._sparse is not None:
+            self._sparse.expect(loader, spec, f"{name}mlp.", dtype)
+        else:
+            self._expect_dense(loader, spec, f"{name}mlp.", dtype)
         self.input_norm.expect(loader, f"{name}input_layernorm.weight", hidden)
         if spec.qk_norm:
             self.q_norm.expect(loader, f"{attention}q_norm.weight", size)
@@ -106,12 +109,24 @@ class DecoderLayer:
             # Llama's name for the norm before the MLP is Gemma's for the one after attention.
             self.mlp_input_norm.expect(loader, f"{name}post_attention_layernorm.weight", hidden)
 
+    def _expect_dense(self, loader: WeightLoader, spec: ModelSpec, name: str, dtype: torch.dtype) -> None:
+        hidden, inner, shard = spec.hidden_size, spec.intermediate_size, self._shard
+        both = {f"{name}gate_proj": inner, f"{name}up_proj": inner}
+        cuts = dict.fromkeys(both, shard.part(inner))
+        self.gate_up.expect(loader, both, hidden, dtype, bias=spec.mlp_bias, cuts=cuts)
+        self.down.expect_summed(loader, f"{name}down_proj", hidden, inner, dtype, bias=spec.mlp_bias, shard=shard)
+
     def run_fused(self, x: Views, inputs: StepInputs, kv: Any) -> None:
         """One layer on the residual stream alone, in ops that take norms and adds along with the products."""
         eps, linear_add = self._eps, self._linear_add
         self._norm_linear(x.qkv, x.hidden, x.residual, self.input_norm.value, eps, self.qkv.packed)
         self._attend(x, inputs, kv)
         linear_add(x.residual, x.delta, x.attended_flat, self.out.packed)
+        if self._sparse is not None:
+            self._rms_norm(x.hidden, x.residual, self.mlp_input_norm.value, eps)
+            self._sparse.run(x.delta, x.hidden, x.routed)
+            self._add(x.residual, x.residual, x.delta)
+            return
         self._norm_gated_linear(
             x.narrow, x.wide, x.hidden, x.residual, self.mlp_input_norm.value, eps, self.gate_up.packed, self._kind
         )
@@ -128,8 +143,11 @@ class DecoderLayer:
         if self._sandwich:
             self._rms_norm(x.delta, x.delta, self.attention_norm.value, eps)
         self._add_rms_norm(x.hidden, x.residual, x.delta, self.mlp_input_norm.value, eps)
-        self._gated_linear(x.narrow, x.wide, x.hidden, self.gate_up.packed, self._kind)
-        linear(x.delta, x.narrow, self.down.packed)
+        if self._sparse is not None:
+            self._sparse.run(x.delta, x.hidden, x.routed)
+        else:
+            self._gated_linear(x.narrow, x.wide, x.hidden, self.gate_up.packed, self._kind)
+            linear(x.delta, x.narrow, self.down.packed)
         if self._reduce is not None:
             self._reduce(x.delta, self._all)
         if self._sandwich:
@@ -207,11 +225,12 @@ class Decoder:
 
     def wanted(self, name: str, shape: tuple[int, ...]) -> Cut | None:
         """What this worker needs of a checkpoint tensor; None is all of it. Raises WeightsError for a wrong shape."""
-        return self._loader.wanted(name, shape)
+        return self._loader.wanted(name if self._spec.experts is None else canonical(name), shape)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor | QuantTensor]]) -> None:
         """Take the weights, by their Hugging Face names, in any order, whole or as `wanted`. Raises WeightsError."""
-        self._loader.load(weights)
+        experts = self._spec.experts
+        self._loader.load(weights if experts is None else each_expert(weights, experts.count))
         if self._head is not None and self._spec.tied_embeddings:
             self._head.share(self._embedding.weight, ["embed_tokens", "lm_head"])
         self._norms = [*(layer.input_norm.value for layer in self._layers), self._final_norm.value]

@@ -48,16 +48,19 @@ class PackedLinear:
         *,
         bias: bool,
         cuts: Mapping[str, Cut | None] | None = None,
+        exact: bool = False,
     ) -> None:
         """Register weights [rows, columns] by layer name, stacked in this order, and biases [rows] if there are any.
 
-        ``cuts`` are rows that this worker keeps, of weight and bias.
+        ``cuts`` are rows that this worker keeps, of weight and bias. ``exact``: plain numbers are not rounded, whatever
+        the user asked for.
         """
         self._readers = list(rows)
         parts = cuts or {}
         weights = {f"{name}.weight": cut for name, cut in parts.items()}
         shapes = {f"{name}.weight": (n, columns) for name, n in rows.items()}
-        loader.expect(shapes, dtype, self._take_weight, cuts=weights, formats=self._formats, rounded=rounded_to(loader))
+        rounded = () if exact else rounded_to(loader)
+        loader.expect(shapes, dtype, self._take_weight, cuts=weights, formats=self._formats, rounded=rounded)
         if bias:
             biases = {f"{name}.bias": cut for name, cut in parts.items()}
             self._with_bias = True

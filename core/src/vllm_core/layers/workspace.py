@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from vllm_core.api import Device
+from vllm_core.layers.experts import RoutedBuffers, RoutedViews
 from vllm_core.models.spec import ModelSpec
 from vllm_core.ops.dtypes import TORCH_DTYPES
 
@@ -23,6 +24,7 @@ class Views:
     attended  [T, Hq, D]; `attended_flat` [T, Hq D] is the same memory
     wide      [T, 2 I] gated, else [T, I]: gate and up projections
     narrow    [T, I]; the same memory as wide where there is no gate
+    routed    what layers with experts need beside these
     """
 
     hidden: torch.Tensor
@@ -36,6 +38,7 @@ class Views:
     attended_flat: torch.Tensor
     wide: torch.Tensor
     narrow: torch.Tensor
+    routed: RoutedViews | None
 
 
 class Workspace:
@@ -53,6 +56,8 @@ class Workspace:
         self._attended = buffer(spec.num_heads * spec.head_size)
         self._wide = buffer(spec.intermediate_size * (2 if spec.gated else 1))
         self._narrow = buffer(spec.intermediate_size) if spec.gated else self._wide
+        routed = spec.experts
+        self._routed = RoutedBuffers(routed, spec.hidden_size, device, max_tokens, dtype) if routed is not None else None
         self._views: dict[int, Views] = {}
 
     def views(self, num_tokens: int) -> Views:
@@ -79,5 +84,6 @@ class Workspace:
             attended_flat=attended,
             wide=self._wide[:count],
             narrow=self._narrow[:count],
+            routed=None if self._routed is None else self._routed.views(count),
         )
         return self._views[count]

@@ -16,11 +16,15 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
 """`general.architecture` of the files that can be read, and the Hugging Face class."""
 
-_MODEL_TYPES = {"gemma3": "gemma3_text"}
+_MODEL_TYPES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
+_WITH_EXPERTS = frozenset({"llama", "qwen3moe"})
+"""Architectures whose files may have experts. Llama with experts is Mixtral: llama.cpp has one name for both."""
+
 _GEMMA_PERIOD, _GEMMA_LOCAL_THETA, _GEMMA_27B_LAYERS = 6, 10000.0, 62
 _F32, _F16, _BF16 = 0, 1, 30
 _MISSING = object()
@@ -50,6 +54,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
         "torch_dtype": _dtype(header),
         **_special_ids(header),
+        **_experts(reader),
     }
     rope = _rope(reader)
     rotary = reader.number("rope.dimension_count", head_dim)
@@ -89,6 +94,18 @@ def _dtype(header: GGUFHeader) -> str:
     if not types <= {_F32, _F16, _BF16}:
         return "float32"
     return "bfloat16" if _BF16 in types else "float16" if _F16 in types else "float32"
+
+
+def _experts(reader: _Reader) -> dict[str, Any]:
+    """The experts of each layer; in both architectures llama.cpp divides the chosen ones' shares by their sum."""
+    if not reader.get("expert_count", 0):
+        return {}
+    count, chosen = reader.number("expert_count"), reader.number("expert_used_count")
+    if reader.architecture == "llama":
+        mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": count}
+        return {**mixtral, "num_experts_per_tok": chosen}
+    inner = reader.number("expert_feed_forward_length")
+    return {"num_experts": count, "num_experts_per_tok": chosen, "moe_intermediate_size": inner, "norm_topk_prob": True}
 
 
 def _gemma3(reader: _Reader, rope: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
@@ -169,12 +186,13 @@ class _Reader:
     def __init__(self, header: GGUFHeader) -> None:
         self.header = header
         found = header.metadata.get("general.architecture")
-        if found not in ARCHITECTURES or header.metadata.get(f"{found}.expert_count"):
+        with_experts = bool(header.metadata.get(f"{found}.expert_count"))
+        if found not in ARCHITECTURES or (with_experts and found not in _WITH_EXPERTS):
             raise ModelConfigError(
                 "Architecture of the GGUF file is unknown",
                 on=str(header.path),
                 found=f"{found!r}" + (" with experts" if found in ARCHITECTURES else ""),
-                expected=f"one of {', '.join(ARCHITECTURES)}, dense",
+                expected=f"one of {', '.join(ARCHITECTURES)}; with experts one of {', '.join(sorted(_WITH_EXPERTS))}",
                 fix="take the model's Hugging Face folder instead: the transformers track knows more architectures",
             )
         self.architecture: str = found

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from vllm_core.errors import TokenizerError
 from vllm_core.loader.gguf_config import generation_config_of
 from vllm_core.loader.gguf_header import GGUFHeader
+from vllm_core.loader.implied_merges import implied_merges
 from vllm_core.loader.tokenizer import Tokenizer, byte_alphabet
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -79,11 +80,13 @@ def _check_arrays(metadata: Mapping[str, Any], on: str) -> None:
 
 def _byte_level(metadata: Mapping[str, Any], on: str) -> tokenizers.Tokenizer:
     spelling = {byte: character for character, byte in byte_alphabet().items()}
-    alphabet = set(spelling.values())
-    vocab = {
-        token if alphabet.issuperset(token) else "".join(spelling[byte] for byte in token.encode()): index
-        for index, token in enumerate(metadata[_KEY + "tokens"])
-    }
+    tokens = metadata[_KEY + "tokens"]
+    strange = set("".join(tokens)).difference(spelling.values())
+    if strange:
+        tokens = [
+            token if strange.isdisjoint(token) else "".join(spelling[byte] for byte in token.encode()) for token in tokens
+        ]
+    vocab = {token: index for index, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ")) for merge in metadata.get(_KEY + "merges", ())]
     backend = tokenizers.Tokenizer(_bpe(on, vocab=vocab, merges=merges, fuse_unk=False))
     pre = metadata.get(_KEY + "pre", "default")
@@ -111,7 +114,8 @@ def _sentencepiece(metadata: Mapping[str, Any], *, gemma: bool, on: str) -> toke
     if _KEY + "merges" in metadata:
         merges = [tuple(merge.split(" ")) for merge in metadata[_KEY + "merges"]]
     else:
-        merges = _merges(vocab, None if gemma else metadata.get(_KEY + "scores"))
+        scores = None if gemma else metadata.get(_KEY + "scores")
+        merges = implied_merges(list(vocab), None if scores is None else [scores[index] for index in vocab.values()])
     unknown = metadata.get(_KEY + "unknown_token_id")
     unk = tokens[unknown] if isinstance(unknown, int) and 0 <= unknown < len(tokens) else None
     model = _bpe(on, vocab=vocab, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unk if gemma else None)
@@ -128,22 +132,6 @@ def _sentencepiece(metadata: Mapping[str, Any], *, gemma: bool, on: str) -> toke
             steps.append(decoders.Strip(content=" ", left=1))
     backend.decoder = decoders.Sequence(steps)
     return backend
-
-
-def _merges(vocab: Mapping[str, int], scores: list[float] | None) -> list[tuple[str, str]]:
-    """The merges that a vocabulary implies: every cut of a token into two tokens, the best token first.
-
-    Without ``scores`` the order of the vocabulary is the order of the merges.
-    """
-    found = [
-        (left, right)
-        for token in vocab
-        for cut in range(len(token) - 1, 0, -1)
-        if (left := token[:cut]) in vocab and (right := token[cut:]) in vocab
-    ]
-    if scores is not None:
-        found.sort(key=lambda pair: (-scores[vocab["".join(pair)]], -len(pair[0]), -len(pair[1])))
-    return found
 
 
 def _bpe(on: str, **arguments: Any) -> models.BPE:

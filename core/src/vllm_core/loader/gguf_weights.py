@@ -43,6 +43,10 @@ _LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
@@ -54,6 +58,9 @@ _GEMMA_LAYER = {
 }
 _NOT_WEIGHTS = frozenset({"rope_freqs.weight"})
 """Tensors that are part of the config; `gguf_config` reads them."""
+
+_FLOATS = {"F32": "<f4", "F16": "<f2"}
+"""Types that are numbers as they lie in the file: the `gguf` package, which takes long to import, is not needed for them."""
 
 _BLOCK_NAME = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
 
@@ -103,14 +110,16 @@ def _read(file: BinaryIO, info: TensorInfo, cut: Cut | None, undo: Undo) -> torc
     from vllm_core.ops import quant
 
     rows = cut.inside(info.shape) if cut is not None and cut.dim == 0 else None
-    kind, block, _ = GGML_TYPES[info.ggml_type]
-    if block == 1 or len(info.shape) != 2:
+    kind, block, block_bytes = GGML_TYPES[info.ggml_type]
+    if block == 1 or len(info.shape) < 2:
         values = torch.from_numpy(undo(decode(file, info, rows)))
         if cut is None:
             return values
         return cut.fill(values) if rows is not None else cut.take(values)
     data = undo(read_bytes(file, info, rows))
-    whole = QuantTensor(kind.lower(), (len(data), info.shape[1]), torch.from_numpy(data))
+    if len(info.shape) > 2:  # stacked experts: a matrix of all their rows
+        data = data.reshape(-1, info.shape[-1] // block * block_bytes)
+    whole = QuantTensor(kind.lower(), (len(data), info.shape[-1]), torch.from_numpy(data))
     if cut is None:
         return whole
     if rows is not None:
@@ -147,13 +156,18 @@ def read_bytes(file: BinaryIO, info: TensorInfo, rows: slice | None = None) -> B
 def decode(file: BinaryIO, info: TensorInfo, rows: slice | None = None) -> Values:
     """Read one tensor, or some of its rows, and decode to float32. Raises WeightsError where the file ends before."""
     import numpy as np
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
 
     raw = read_bytes(file, info, rows)
     shape = info.shape if rows is None else (rows.stop - rows.start, *info.shape[1:])
-    values = dequantize(raw, GGMLQuantizationType(info.ggml_type)).reshape(shape)
-    return np.ascontiguousarray(values, dtype=np.float32)
+    kind = GGML_TYPES[info.ggml_type][0]
+    if kind in _FLOATS:  # norms and biases: all that a file has beside packed matrices
+        values = raw.view(_FLOATS[kind])
+    else:
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        values = dequantize(raw, GGMLQuantizationType(info.ggml_type))
+    return np.ascontiguousarray(values.reshape(shape), dtype=np.float32)
 
 
 def _undo(architecture: str, info: TensorInfo, config: Mapping[str, Any], values: NDArray[Any]) -> NDArray[Any]:

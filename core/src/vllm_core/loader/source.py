@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vllm_core.chat import default_sampling
 from vllm_core.config import ModelConfig
-from vllm_core.errors import ConfigError, ModelConfigError, ModelNotFoundError
+from vllm_core.errors import ConfigError, ModelConfigError, ModelNotFoundError, RequestError
 from vllm_core.loader import gguf_config, gguf_header, hub, locate, quant_config
 from vllm_core.loader.gguf_header import GGUFHeader, read_header
 from vllm_core.loader.json_files import read_object, read_optional
@@ -142,7 +143,7 @@ def _from_gguf(model: ModelConfig, path: Path) -> ModelSource:
         path=path,
         kind="gguf",
         config=_overridden(gguf_config.config_of(header), model),
-        generation_config=gguf_config.generation_config_of(header),
+        generation_config=_generation_config(gguf_config.generation_config_of(header), model),
         _header=header,
         _tokenizer_path=_tokenizer_path(model, None),
         _chat_template=_chat_template(model),
@@ -168,7 +169,7 @@ def _from_folder(
         path=folder,
         kind="folder",
         config=_checked(_overridden(read_object(path), model), path),
-        generation_config=read_optional(folder / "generation_config.json"),
+        generation_config=_generation_config(read_optional(folder / "generation_config.json"), model),
         pooling=_pooling(folder),
         _repository=repository,
         _tokenizer_path=_tokenizer_path(model, folder),
@@ -184,6 +185,30 @@ def _wrong_format(model: ModelConfig, path: Path, found: str, expected: str) -> 
         expected=expected,
         fix="use --load-format auto",
     )
+
+
+def _generation_config(found: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """Apply `override_generation_config`, and see whether sampling can use what comes of it."""
+    changes: dict[str, Any] = {
+        name: int(value) if value.is_integer() and name in ("top_k", "max_new_tokens") else value
+        for name, value in model.override_generation_config.items()
+    }
+    if not changes:
+        return found
+    merged = {**found, **changes}
+    if "temperature" in changes:
+        merged.pop("do_sample", None)  # it would ask for greedy tokens whatever the temperature
+    try:
+        default_sampling(merged)
+    except RequestError as error:
+        raise ConfigError(
+            "Option has a wrong value",
+            on=f"--override-generation-config {error.on}",
+            found=error.found,
+            expected=error.expected,
+            fix=f"change {error.on}",
+        ) from error
+    return merged
 
 
 def _overridden(config: dict[str, Any], model: ModelConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from vllm_core.errors import ModelConfigError, nearest
-from vllm_core.models import bert, gemma3, llama, null, qwen2, qwen3
+from vllm_core.models import bert, gemma3, llama, mixtral, null, qwen2, qwen3, qwen3_moe
 from vllm_core.models.fields import Fields
 from vllm_core.models.spec import ModelSpec
 
@@ -16,9 +16,8 @@ class _Describe(Protocol):
         """Read a specification."""
 
 
-_DESCRIBE: dict[str, _Describe] = {
-    name: module.describe for module in (llama, qwen2, qwen3, gemma3, bert, null) for name in module.ARCHITECTURES
-}
+_MODULES = (llama, qwen2, qwen3, gemma3, mixtral, qwen3_moe, bert, null)
+_DESCRIBE: dict[str, _Describe] = {name: module.describe for module in _MODULES for name in module.ARCHITECTURES}
 
 
 def architectures() -> tuple[str, ...]:

@@ -88,4 +88,7 @@ def read(config: Mapping[str, Any]) -> Labels:
 
 
 def _sigmoid(value: float) -> float:
-    return 1 / (1 + math.exp(-value)) if value >= 0 else 1 - 1 / (1 + math.exp(value))
+    if value >= 0:
+        return 1 / (1 + math.exp(-value))
+    small = math.exp(value)  # the other form would round it away, or overflow
+    return small / (1 + small)

@@ -14,6 +14,9 @@ from vllm_core.api import CallSite, KVGroupSpec
 from vllm_core.api.ops import INT8_ACTIVATION, OPS, family_of
 from vllm_core.errors import ConfigError
 
+_PRODUCTS = frozenset({"linear", "moe"})
+"""Families of products with packed weights."""
+
 Pooling: TypeAlias = Literal["mean", "cls", "last"]
 
 
@@ -29,16 +32,30 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertSpec:
+    """The experts of a layer that has them: `chosen` of `count` compute a token.
+
+    `renormalize`: the chosen ones' shares of the router's softmax are divided by their sum.
+    """
+
+    count: int
+    chosen: int
+    intermediate_size: int
+    renormalize: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """What differs from layer to layer."""
+    """What differs from layer to layer. `sparse`: its MLP is the model's mixture of experts."""
 
     window: int | None = None
     rope: RopeSpec | None = None
+    sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A dense decoder or encoder.
+    """A decoder, dense or with experts, or an encoder.
 
     `norm_offset` is added to stored norm weights when they are loaded. `sandwich_norms`: each sub-layer's output is
     normed before it is added (Gemma). `post_norm`: norms follow the residual add (BERT).
@@ -84,6 +101,7 @@ class ModelSpec:
     label_pooler: bool = False
     weight_prefix: str = "model."
     extended_position: int | None = None
+    experts: ExpertSpec | None = None
     workers: int = 1
     quantization: Literal["int8", "int4"] | None = None
     activation_int8: bool = False
@@ -105,22 +123,39 @@ class ModelSpec:
             num_heads=kv * self.num_heads // self.num_kv_heads if workers <= self.num_kv_heads else self.num_heads // workers,
             num_kv_heads=kv,
             intermediate_size=self.intermediate_size // workers,
+            experts=self._experts_of(workers),
             workers=workers,
         )
 
+    def _experts_of(self, workers: int) -> ExpertSpec | None:
+        """Every worker has a part of each expert."""
+        whole = self.experts
+        return None if whole is None else replace(whole, intermediate_size=whole.intermediate_size // workers)
+
     def _not_shared(self, workers: int) -> ConfigError:
         fitting = [str(count) for count in range(1, self.num_heads + 1) if self._divides(count)]
+        inner = " and ".join(map(str, sorted(self._inner_sizes())))
         return ConfigError(
             "Model cannot be shared by this many workers",
             on=f"{self.architecture}, tensor_parallel_size {workers}",
-            found=f"{self.num_heads} attention heads, {self.num_kv_heads} KV heads, {self.intermediate_size} inner features",
+            found=f"{self.num_heads} attention heads, {self.num_kv_heads} KV heads, {inner} inner features",
             expected=f"heads and inner features that {workers} workers can share equally",
             fix=f"--tensor-parallel-size {', '.join(fitting)}",
         )
 
     def _divides(self, workers: int) -> bool:
         kv = self.num_kv_heads
-        return not self.intermediate_size % workers and (workers <= kv or not (workers % kv or self.num_heads % workers))
+        shared = not any(size % workers for size in self._inner_sizes())
+        return shared and (workers <= kv or not (workers % kv or self.num_heads % workers))
+
+    def _inner_sizes(self) -> set[int]:
+        """Inner features of all MLPs."""
+        return {self.intermediate_size} | (set() if self.experts is None else {self.experts.intermediate_size})
+
+    @property
+    def has_dense_mlp(self) -> bool:
+        """Whether some layer's MLP is no mixture of experts."""
+        return not all(layer.sparse for layer in self.layers)
 
     @property
     def is_fused_around_linear(self) -> bool:
@@ -164,7 +199,7 @@ class ModelSpec:
         plain = [*self._plain_sites(), *self._shared_sites()]
         rounded = frozenset({INT8_ACTIVATION}) if self.activation_int8 else frozenset[str]()
         sites = [
-            CallSite(op=op, role=role, dtype=self.dtype, features=rounded if OPS[op].family == "linear" else frozenset())
+            CallSite(op=op, role=role, dtype=self.dtype, features=rounded if OPS[op].family in _PRODUCTS else frozenset())
             for op, role in plain
         ]
         interleaved = any(layer.rope is not None and layer.rope.interleaved for layer in self.layers)
@@ -205,10 +240,13 @@ class ModelSpec:
             sites += [("layer_norm", "norm")]
         sites.append(("add", "residual"))
         if self.is_fused_around_linear:
-            sites += [(op, "linear") for op in ("linear_add", "rms_norm_linear", "rms_norm_gated_linear")]
-        elif self.kind == "decoder" and self.gated:
-            sites.append(("gated_linear", "linear"))
-        sites.append(("gated_activation", "mlp") if self.gated else ("activation", "mlp"))
+            sites += [(op, "linear") for op in ("linear_add", "rms_norm_linear")]
+        if self.has_dense_mlp:
+            if self.kind == "decoder" and self.gated:
+                sites.append(("rms_norm_gated_linear" if self.is_fused_around_linear else "gated_linear", "linear"))
+            sites.append(("gated_activation", "mlp") if self.gated else ("activation", "mlp"))
+        if self.experts is not None:
+            sites += [("moe_route", "mlp"), *((op, "moe") for op in family_of("moe"))]
         if self.kind == "encoder":
             sites.append(("encoder_attention", "attention"))
         if self.pooling is not None:

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from vllm_core.api import OPS, BatchState, Device, KVGroupSpec, KVLayout, Tolerance
 from vllm_core.ops.dtypes import TORCH_DTYPES
-from vllm_core.ops.inputs import KV_DTYPES, KVContent, Weight
+from vllm_core.ops.inputs import KV_DTYPES, ExpertWeights, KVContent, Weight
 from vllm_core.ops.layouts import kv_layout
 from vllm_core.ops.place import Copy, Placement, arguments_of, on_device, on_host
 from vllm_core.ops.ties import is_tie
 
 Layout = Callable[[KVGroupSpec, str, int], KVLayout]
 
-PRIVATE = frozenset({"linear_pack", "kv_bind"})
+PRIVATE = frozenset({"linear_pack", "moe_pack", "kv_bind"})
 """Ops whose result is the provider's own form; they are judged through the ops that read it."""
 
 
@@ -45,6 +45,8 @@ class Provider:
         if isinstance(value, Weight):
             bias = None if value.bias is None else place(value.bias)
             return self.ops["linear_pack"](place(value.weight), bias, ("check",))
+        if isinstance(value, ExpertWeights):
+            return self.ops["moe_pack"](place(value.gate_up), place(value.down), value.num_experts, ("check",))
         return self._cache(value, place) if isinstance(value, KVContent) else value
 
     def _cache(self, content: KVContent, place: Copy) -> Any:
@@ -125,7 +127,7 @@ def judge(op: str, provider: Provider, dtype: str, seed: int, shape_class: str, 
     unread = {index for index, name in enumerate(arguments_of(spec)) if name.endswith("~")}
     problems = _compare("result", returned, expected, tolerance)
     for index, value in enumerate(arguments):
-        if not isinstance(value, Weight) and index not in unread:
+        if not isinstance(value, (Weight, ExpertWeights)) and index not in unread:
             problems += _compare(f"argument {index}", found[index], _seen(value, theirs[index]), tolerance)
     if spilled := placement.spilled():
         problems.append(f"{spilled} elements beside the arguments were overwritten")
@@ -170,7 +172,7 @@ def _now(provider: Provider, placement: Placement, value: Any, ours: Any) -> Any
     """What an argument holds after the call, on the host."""
     if isinstance(value, KVContent):
         return provider.exported(ours, value, placement.copy)
-    return None if isinstance(value, Weight) else placement.fetched(ours, value)
+    return None if isinstance(value, (Weight, ExpertWeights)) else placement.fetched(ours, value)
 
 
 def _seen(value: Any, theirs: Any) -> Any:
@@ -187,6 +189,8 @@ def _widen(value: Any) -> Any:
         return value.float() if value.is_floating_point() else value
     if isinstance(value, Weight):
         return Weight(value.weight.float(), None if value.bias is None else value.bias.float())
+    if isinstance(value, ExpertWeights):
+        return ExpertWeights(value.gate_up.float(), value.down.float(), value.num_experts)
     if isinstance(value, KVContent) and value.dtype not in TORCH_DTYPES:
         return KVContent(value.blocks, "float32")
     return value

@@ -7,6 +7,7 @@ A name is a pattern and options, separated by slashes: ``mixed``, ``block_edges/
     v5000           vocabulary                     kv_float16 dtype of the KV cache
     window window7  sliding window: a third of the longest sequence, or as given
     cap             soft cap on attention scores   interleaved, partial   rotary embedding
+    e128 t8         experts, and those of a token
     wide            linear: out is float32         rest       what no query may see is NaN
     plain           none of these variants
 
@@ -40,7 +41,8 @@ KV_CLASSES = tuple(name for name in CLASSES if name != "empty")
 ENCODER_CLASSES = KV_CLASSES
 
 _SIZES = {"q": "num_heads", "k": "num_kv_heads", "d": "head_size", "b": "tokens_per_block", "h": "width", "v": "vocab"}
-_OPTION = re.compile(r"([qkdbhv])(\d+)|kv_(\w+)|window(\d*)|(cap|interleaved|partial|wide|rest|plain)")
+_SIZES |= {"e": "experts", "t": "chosen"}
+_OPTION = re.compile(r"([qkdbhvet])(\d+)|kv_(\w+)|window(\d*)|(cap|interleaved|partial|wide|rest|plain)")
 THIRD = -1
 """Window of a third of the longest sequence."""
 
@@ -69,7 +71,9 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class ShapeClass:
-    """A parsed name. `width` is the hidden size where one was given; `variant` None leaves it to the seed."""
+    """A parsed name. `width` is the hidden size where one was given, `experts` and `chosen` those of a layer and of a token;
+    `variant` None leaves it to the seed.
+    """
 
     rows: Rows
     num_heads: int
@@ -79,6 +83,8 @@ class ShapeClass:
     width: int | None = None
     vocab: int = 199
     variant: Variant | None = field(default=None)
+    experts: int | None = None
+    chosen: int | None = None
 
     def variant_of(self, seed: int, dtype: str) -> Variant:
         """Odd seeds have a window and half a rotation, 2 and 3 of four a cap and pairs, 4 to 7 of eight another KV dtype."""

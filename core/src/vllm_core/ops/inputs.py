@@ -1,7 +1,7 @@
 """Input generators, one per op: `name(dtype, seed, shape_class)` returns the op's positional arguments.
 
-Used by plugins' tests and by the conformance suite. `SHAPE_CLASSES` says which classes an op has. Two values are
-private to a provider and therefore described: a harness turns `Weight` into the provider's packed form, and
+Used by plugins' tests and by the conformance suite. `SHAPE_CLASSES` says which classes an op has. Three values are private
+to a provider and therefore described: a harness turns `Weight` and `ExpertWeights` into the provider's packed form, and
 `KVContent` into its blocks (`vllm_core.ops.check` does). Names of shape classes may carry options (`vllm_core.ops.classes`).
 """
 
@@ -25,7 +25,8 @@ from vllm_core.ops.batch_inputs import (
 from vllm_core.ops.dtypes import TORCH_DTYPES
 from vllm_core.ops.shapes import CLASSES, ENCODER_CLASSES, KV_CLASSES, Shape, shape_of
 
-__all__ = ["SHAPE_CLASSES", "KVContent", "Weight", "advance", "batch_update", "build_step", "logit_adjust", "sample"]
+__all__ = ["SHAPE_CLASSES", "ExpertWeights", "KVContent", "Weight"]
+__all__ += ["advance", "batch_update", "build_step", "logit_adjust", "sample"]
 
 KV_DTYPES = {**TORCH_DTYPES, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 """Dtypes of KV caches that hold plain values; of others, such as int8 with scales, only the provider knows the values."""
@@ -37,6 +38,15 @@ class Weight:
 
     weight: Tensor
     bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """What `moe_pack` is given: float [E 2I, H] and [E H, I]."""
+
+    gate_up: Tensor
+    down: Tensor
+    num_experts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +206,43 @@ def rms_norm_gated_linear(dtype: str, seed: int, shape_class: str) -> tuple[Any,
     return out, wide, _like(x), x, norm, 1e-6, Weight(weight, bias), ("silu", "gelu", "gelu_tanh")[seed % 3]
 
 
+def moe_route(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Logits that are often equal with seeds 2 and 3 of four; odd seeds do not renormalise."""
+    shape, g = shape_of(shape_class), _generator(seed)
+    count, chosen = _experts_of(shape, seed)
+    logits = torch.randn(shape.num_tokens, count, generator=g) * 2
+    if seed % 4 >= 2:
+        logits = logits.round()
+    experts = torch.zeros(shape.num_tokens, chosen, dtype=torch.int32)
+    return experts, torch.zeros(shape.num_tokens, chosen), logits, seed % 2 == 0
+
+
+def _experts_of(shape: Shape, seed: int) -> tuple[int, int]:
+    """Experts of a layer and of a token."""
+    return shape.experts or (8, 5, 16)[seed % 3], shape.chosen or (2, 1, 3)[seed % 3]
+
+
+def moe_pack(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Experts of one layer."""
+    weight = moe(dtype, seed, shape_class)[8]
+    return weight.gate_up, weight.down, weight.num_experts, ("layer.0",)
+
+
+def moe(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Sizes that are no multiples of a tile, one expert that many tokens choose; the seed turns the activation."""
+    shape, g = shape_of(shape_class), _generator(seed)
+    (count, chosen), tokens, hidden, inner = _experts_of(shape, seed), shape.num_tokens, shape.hidden, shape.hidden // 2 + 3
+    x = _normal(g, dtype, tokens, hidden)
+    gate_up = _normal(g, dtype, count * 2 * inner, hidden, scale=hidden**-0.5)
+    down = _normal(g, dtype, count * hidden, inner, scale=inner**-0.5)
+    logits = torch.randn(tokens, count, generator=g) + 2 * (torch.arange(count) == 1)
+    weights, experts = logits.softmax(-1).topk(chosen)
+    pairs = tokens * chosen
+    scratch = (x.new_zeros(pairs, 2 * inner), x.new_zeros(pairs, inner), x.new_zeros(pairs, hidden))
+    index, kind = torch.zeros(4 * (pairs + count), dtype=torch.int32), ("silu", "gelu", "gelu_tanh")[seed % 3]
+    return _like(x), *scratch, index, x, experts.int(), weights, ExpertWeights(gate_up, down, count), kind
+
+
 def _content(shape: Shape, dtype: str, g: torch.Generator, unseen: Tensor | None = None) -> KVContent:
     """Random blocks; NaN in the slots that ``unseen`` [num_blocks * tokens_per_block] marks."""
     blocks = torch.randn(shape.num_blocks, 2, shape.tokens_per_block, shape.num_kv_heads, shape.head_size, generator=g)
@@ -334,7 +381,7 @@ SHAPE_CLASSES: dict[str, tuple[str, ...]] = {
     for name in (
         *("embedding", "gather_rows", "add", "rms_norm", "add_rms_norm", "layer_norm", "rotary_embedding"),
         *("gated_activation", "activation", "linear_pack", "linear", "kv_bind", "kv_write", "paged_attention", "kv_copy"),
-        *("linear_add", "rms_norm_linear", "gated_linear", "rms_norm_gated_linear"),
+        *("linear_add", "rms_norm_linear", "gated_linear", "rms_norm_gated_linear", "moe_route", "moe_pack", "moe"),
         *("kv_export", "kv_import", "qk_norm_rope_kv_write", "encoder_attention", "pool", "batch_update", "build_step"),
         *("advance", "logit_adjust", "grammar_mask", "sample", "log_probabilities", "all_reduce", "all_gather"),
         *("reduce_scatter", "all_reduce_add_rms_norm", "embedding_shard", "soft_cap"),

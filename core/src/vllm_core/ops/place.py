@@ -25,7 +25,7 @@ GUARD = 128
 ACTIVATIONS = frozenset({"x", "a", "b", "q", "q!", "k", "k!", "v"})
 """Arguments that may be views of wider rows: q, k and v of one buffer, halves of a gated product."""
 
-OUTPUTS = frozenset({"out!", "tokens!", "nonfinite!"})
+OUTPUTS = frozenset({"out!", "tokens!", "nonfinite!", "experts!", "weights!"})
 """Arguments that are written and never read: what they hold before must not matter."""
 
 _POISON_INT = -7777

@@ -3,6 +3,8 @@
 
 #include "threads.h"
 
+#include <atomic>
+
 VLLM_VARIANT_BEGIN
 
 namespace {
@@ -47,7 +49,7 @@ bool multiply_panels8(const vllm_linear_call &call, const Rows8 &in, const Outpu
     if (fused) to.bias = nullptr;
     // A panel a task keeps the threads even; panels of few rows are over before the next is handed out.
     const int64_t together = in.rows < 32 ? 2 : 1;
-    bool done = true;
+    std::atomic<bool> done{true};
     parallel((count + together - 1) / together, [&](int64_t task) {
         for (int64_t index = task * together; index < (task + 1) * together && index < count; ++index) {
             Columns one = panel_at(call, index);
@@ -115,7 +117,7 @@ bool multiply_int8(const vllm_linear_call &call, const char *x, int64_t x_stride
     float *facts = reinterpret_cast<float *>(memory);
     uint8_t *q = reinterpret_cast<uint8_t *>(facts + filled / 4 * blocks * FACTS8);
     uint8_t *wide = takes_wide ? q + filled * k : nullptr;
-    bool done = true;
+    std::atomic<bool> done{true};
     parallel_ranges(filled, 8, [&](int64_t begin, int64_t end) {
         float *plain = static_cast<float *>(scratch(5, static_cast<size_t>(k) * 4));
         for (int64_t row = begin; plain && row < end; ++row) {
@@ -144,7 +146,7 @@ bool multiply_bfloat16(const vllm_linear_call &call, const char *x, int64_t x_st
     const int64_t k = call.k, kp = (k + 31) / 32 * 32;
     uint16_t *made = static_cast<uint16_t *>(scratch(1, static_cast<size_t>(rows * kp) * 2));
     if (!made) return false;
-    bool done = true;
+    std::atomic<bool> done{true};
     parallel_ranges(rows, 8, [&](int64_t begin, int64_t end) {
         float *plain = static_cast<float *>(scratch(5, static_cast<size_t>(k) * 4));
         for (int64_t row = begin; plain && row < end; ++row) {

@@ -42,7 +42,7 @@ def linear_pack(weight: Weight, bias: Tensor | None, readers: Sequence[str]) -> 
         and _readable(packed.weight)
         and packed.weight.shape[0] % 8 == 0
         and packed.weight.shape[1] * packed.weight.element_size() % _ALIGNMENT == 0
-        and (bias is None or bias.dtype == torch.bfloat16)
+        and (bias is None or _readable(bias))
     )
     return Packed(packed, streamable)
 

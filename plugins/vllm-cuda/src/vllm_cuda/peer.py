@@ -12,7 +12,7 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import torch
@@ -64,25 +64,11 @@ def open_mailboxes(
     """Allocate this rank's memory and map that of the others.
 
     ``exchange`` gives every rank's bytes, in the order of ranks. Also returns what ends a wait that will never be answered.
-    Raises DriverError where a peer's memory cannot be mapped.
+    Raises DriverError, on all ranks, where one has no memory for it; and where a peer's cannot be mapped.
     """
     driver, device = Driver(), torch.device("cuda", torch.cuda.current_device())
     torch.cuda.synchronize(device)  # the device's context is now this thread's
-    area = mailbox_bytes(world_size)
-    mine = ctypes.c_uint64()
-    driver.call("cuMemAlloc_v2", ctypes.byref(mine), ctypes.c_size_t(area))
-    driver.call("cuMemsetD32_v2", mine, ctypes.c_uint(EMPTY & 0xFFFFFFFF), ctypes.c_size_t(area // 4))
-    torch.cuda.synchronize(device)
-    handle = _IpcHandle()
-    driver.call("cuIpcGetMemHandle", ctypes.byref(handle), mine)
-    bases = []
-    for other, theirs in enumerate(exchange(ctypes.string_at(ctypes.byref(handle), HANDLE_BYTES))):
-        base = mine
-        if other != rank:
-            ctypes.memmove(ctypes.byref(handle), theirs, HANDLE_BYTES)
-            base = ctypes.c_uint64()
-            driver.call("cuIpcOpenMemHandle_v2", ctypes.byref(base), handle, ctypes.c_uint(_LAZY_PEER_ACCESS))
-        bases.append(base.value)
+    bases = _bases(driver, rank, _offered(driver, mailbox_bytes(world_size)), exchange)
     stop = torch.zeros(1, dtype=torch.int32, pin_memory=True)
 
     def give_back() -> None:
@@ -90,10 +76,8 @@ def open_mailboxes(
         try:
             torch.cuda.set_device(device)
             torch.cuda.synchronize(device)
-            for other, base in enumerate(bases):
-                if other != rank:
-                    driver.call("cuIpcCloseMemHandle", ctypes.c_uint64(base))
-            driver.call("cuMemFree_v2", mine)
+            others = {other: base for other, base in enumerate(bases) if other != rank}
+            _free(driver, rank, {**others, rank: bases[rank]})
         except (DriverError, RuntimeError) as error:
             # The process or its device ends, and the memory with it.
             log.debug("Mailboxes of rank %d were not given back: %s", boxes.rank, error)
@@ -105,3 +89,52 @@ def open_mailboxes(
 
     boxes = Mailboxes(rank=rank, world_size=world_size, bases=torch.tensor(bases, dtype=torch.int64, device=device), stop=stop)
     return boxes, end
+
+
+def _offered(driver: Driver, size_bytes: int) -> tuple[int, bytes] | DriverError:
+    """Empty mailboxes: their address, and the handle by which other processes map them; or why there are none."""
+    base, handle = ctypes.c_uint64(), _IpcHandle()
+    try:
+        driver.call("cuMemAlloc_v2", ctypes.byref(base), ctypes.c_size_t(size_bytes))
+        try:
+            driver.call("cuMemsetD32_v2", base, ctypes.c_uint(EMPTY & 0xFFFFFFFF), ctypes.c_size_t(size_bytes // 4))
+            torch.cuda.synchronize()
+            driver.call("cuIpcGetMemHandle", ctypes.byref(handle), base)
+        except DriverError:
+            driver.call("cuMemFree_v2", base)
+            raise
+    except DriverError as error:
+        return error
+    return base.value, ctypes.string_at(ctypes.byref(handle), HANDLE_BYTES)
+
+
+def _bases(
+    driver: Driver, rank: int, mine: tuple[int, bytes] | DriverError, exchange: Callable[[bytes], list[bytes]]
+) -> list[int]:
+    """Addresses of all ranks' mailboxes. A rank that has none says so: the others wait for what it sends."""
+    if isinstance(mine, DriverError):
+        exchange(b"")
+        raise mine
+    bases, handles = {rank: mine[0]}, exchange(mine[1])
+    without = [other for other, theirs in enumerate(handles) if not theirs]
+    if without:
+        # Every rank sees this, and none has mapped anything.
+        _free(driver, rank, bases)
+        raise DriverError(f"rank {without[0]} has no memory for mailboxes")
+    try:
+        for other, theirs in enumerate(handles):
+            if other != rank:
+                base, handle = ctypes.c_uint64(), _IpcHandle.from_buffer_copy(theirs)
+                driver.call("cuIpcOpenMemHandle_v2", ctypes.byref(base), handle, ctypes.c_uint(_LAZY_PEER_ACCESS))
+                bases[other] = base.value
+    except DriverError:
+        # This rank's own stays: the others may have mapped it, and write to it.
+        _free(driver, rank, {other: base for other, base in bases.items() if other != rank})
+        raise
+    return [bases[other] for other in range(len(handles))]
+
+
+def _free(driver: Driver, rank: int, bases: Mapping[int, int]) -> None:
+    """Give back mailboxes by rank: this one's are freed, the others' unmapped."""
+    for other, base in bases.items():
+        driver.call("cuMemFree_v2" if other == rank else "cuIpcCloseMemHandle", ctypes.c_uint64(base))

@@ -69,7 +69,7 @@ def manifest() -> Manifest:
         support_level="beta",
         visible_devices_env="CUDA_VISIBLE_DEVICES",
         architectures=ARCHITECTURES,
-        note="run on an H200 (sm_90); kernels for the other architectures compile, and have not run on them",
+        note="run on an H200 (sm_90), kernels of experts excepted; those for the other architectures compile, and have not run",
     )
 
 

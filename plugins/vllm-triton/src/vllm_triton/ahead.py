@@ -225,12 +225,17 @@ class _Pool:
         for child in self._children:
             with child:
                 pass
+        while not self._left.empty():
+            wanted = self._left.get()[2]
+            if wanted is not None:
+                self._failures.append(f"{wanted.name}: no process was left for it")
         return self._failures
 
     def _serve(self) -> None:
         """Feed one child until nothing is left or it has died."""
         names = filter(None, [os.environ.get("PYTHONPATH", ""), *sys.path])
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(names)}
+        # What this process imports, and nothing of the folder that it was started in.
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(names), "PYTHONSAFEPATH": "1"}
         pipe = subprocess.PIPE
         try:
             child = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environ, bufsize=0)

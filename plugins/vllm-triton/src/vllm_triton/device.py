@@ -98,17 +98,17 @@ class StreamDevice(Device):
 
     def adopt(self, pool: Pool, host: Tensor) -> Tensor:
         """Copy a host tensor to the device through pinned memory; one that is there is counted. Raises MemoryBudgetError."""
-        size = host.numel() * host.element_size()
-        if host.device == self._device:
-            # A part would keep the whole that it was cut from.
-            target = host if host.untyped_storage().nbytes() == size else host.clone()
-            self._count(pool, size)
-            return target
+        size, there = host.numel() * host.element_size(), host.device == self._device
         try:
-            target = torch.empty(host.shape, dtype=host.dtype, device=self._device)
+            if there:
+                # A part would keep the whole that it was cut from.
+                target = host if host.untyped_storage().nbytes() == size else host.clone()
+            else:
+                target = torch.empty(host.shape, dtype=host.dtype, device=self._device)
         except torch.OutOfMemoryError as error:
             raise self._short(pool, size) from error
-        self._upload(target.view(-1).view(torch.uint8), host.contiguous().view(-1).view(torch.uint8))
+        if not there:
+            self._upload(target.view(-1).view(torch.uint8), host.contiguous().view(-1).view(torch.uint8))
         self._count(pool, size)
         return target
 

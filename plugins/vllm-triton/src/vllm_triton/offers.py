@@ -106,11 +106,19 @@ def offers(provider: str, architectures: Sequence[str]) -> Sequence[Offer]:
         ),
         Offer(
             provider=provider,
+            ops=_entries("experts", "moe_pack", "moe"),
+            dtypes=_DTYPES,
+            formats=LINEAR_FORMATS,
+            architectures=built,
+        ),
+        Offer(
+            provider=provider,
             ops={
                 **_entries("norm", "rms_norm", "add_rms_norm", "layer_norm"),
                 **_entries("elementwise", "embedding", "embedding_shard", "gather_rows", "add"),
                 **_entries("elementwise", "gated_activation", "activation"),
                 **_entries("cache", "rotary_embedding"),
+                **_entries("experts", "moe_route"),
                 **_entries("encoder", "pool"),
             },
             dtypes=_DTYPES,

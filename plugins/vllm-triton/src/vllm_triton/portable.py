@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_triton.tuning import Decode, Extend, FewRows, OneRow, Tuning
+from vllm_triton.tuning import Decode, Extend, FewRows, Grouped, OneRow, Tuning
 
 
 def one_row(rows: int, columns: int) -> OneRow:
@@ -25,6 +25,11 @@ def split_of(rows: int, columns: int, block_n: int, block_k: int) -> int:
     return split
 
 
+def grouped(mean: int, rows: int, columns: int, gated: bool) -> Grouped:
+    """Tiles of as many rows as an expert has, up to 64; of a gate and an up projection two stages fit."""
+    return Grouped(16 if mean <= 16 else 32 if mean <= 32 else 64, 64, 64, 4, 2 if gated else 3)
+
+
 TUNING = Tuning(
     family="portable",
     extend=Extend(block_m=32, block_n=32, warps=4, stages=2),
@@ -32,5 +37,6 @@ TUNING = Tuning(
     decode=Decode(block_n=32, warps=4, stages=2, waves=4),
     one_row=one_row,
     few_rows=few_rows,
+    grouped=grouped,
     pdl=False,
 )

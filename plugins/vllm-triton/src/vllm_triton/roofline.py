@@ -119,6 +119,10 @@ def judge(launch: Launch, step_context: int, step_tokens: int) -> tuple[Work, Ti
             return _one_row(values, launch.programs)
         case "few_rows":
             return _few_rows(values, launch.programs)
+        case "one_pair" | "one_token":
+            return _by_pair(launch.kernel, values, launch.programs)
+        case "grouped":
+            return _grouped(values)
         case "decode":
             return _decode(values, launch.programs, step_context)
         case "extend":
@@ -143,6 +147,28 @@ def _few_rows(values: dict[str, Any], programs: int) -> tuple[Work, Tiling]:
     stage = (values["BLOCK_N"] * tiles + min(count, values["BLOCK_M"])) * values["BLOCK_K"] * weight.item_bytes
     work = Work(read, 2 * count * elements)
     return work, Tiling(programs, stage * max(1, values["STAGES"] - 1), 2 * values["BLOCK_M"] * elements)
+
+
+def _by_pair(kernel: str, values: dict[str, Any], programs: int) -> tuple[Work, Tiling]:
+    """Pairs of a token and an expert, each expert another."""
+    item, matrices = values["weight"].item_bytes, 2 if kernel == "one_pair" else 1
+    pairs = values["experts"].sizes[0] * values["TOP"]
+    ahead = values["BLOCK_N"] * min(values["BLOCK_K"], values["K"]) * item * matrices
+    return Work(pairs * matrices * values["N"] * values["K"] * item, 0), Tiling(programs, 2 * ahead, 0)
+
+
+def _grouped(values: dict[str, Any]) -> tuple[Work, Tiling]:
+    """Experts' products, where tokens choose evenly: an expert that somebody chose has on average half a tile too many."""
+    pairs, experts, columns = values["order"].sizes[0], values["E"], values["K"]
+    matrices, item = 2 if values["GATHER"] else 1, values["weight"].item_bytes
+    rows, block_m = matrices * values["N"], values["BLOCK_M"]
+    touched = experts * (1 - (1 - values["TOP"] / experts) ** (pairs / values["TOP"]))
+    tiles = touched * max(1.0, pairs / touched / block_m + 0.5)
+    read = int(touched * rows * columns * item + pairs * (columns + values["N"]) * item)
+    stage = (matrices * values["BLOCK_N"] + min(block_m, ceil(pairs / touched))) * values["UNIT"] * item
+    programs = int(tiles * -(-values["N"] // values["BLOCK_N"]))
+    issued = int(2 * tiles * block_m * rows * columns)
+    return Work(read, 2 * pairs * rows * columns), Tiling(programs, stage * max(1, values["STAGES"] - 1), issued)
 
 
 def _decode(values: dict[str, Any], programs: int, context: int) -> tuple[Work, Tiling]:

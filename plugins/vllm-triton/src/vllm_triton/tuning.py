@@ -63,12 +63,25 @@ class Quantised:
     stages: int
 
 
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Products of a mixture's experts: a tile of rows, all of one expert, and of the weight's rows and columns."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    options: Options = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     """One family. `multiprocessors` is that of the device in use.
 
     `one_row` is asked with the rows and columns of a weight, `few_rows` with the rows of x before them and whether the
-    weight is a gate and an up projection.
+    weight is a gate and an up projection. `grouped` is asked like `few_rows`, with the rows of x that an expert has on average,
+    and with the rows of an expert's matrix.
     """
 
     family: str
@@ -78,6 +91,7 @@ class Tuning:
     decode: Decode
     one_row: Callable[[int, int], OneRow]
     few_rows: Callable[[int, int, int, bool], FewRows]
+    grouped: Callable[[int, int, int, bool], Grouped]
     pdl: bool
     """Whether a kernel may start while the one before it drains (`kernels.pdl`)."""
     multiprocessors: int = 1

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from vllm_core.api import BatchState, StepInputs
 from vllm_core.api import batch as layout
-from vllm_triton.ops import attention, batch, cache, elementwise, linear, norm, sampling
+from vllm_triton.ops import attention, batch, cache, elementwise, experts, linear, norm, sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A dense decoder with gated MLPs."""
+    """A decoder with gated MLPs, `inner` wide; with ``experts`` a layer has so many, and a token ``chosen`` of them."""
 
     name: str
     layers: int
@@ -29,11 +29,14 @@ class Model:
     head_size: int
     vocabulary: int
     tied: bool = False
+    experts: int = 0
+    chosen: int = 0
 
     @property
     def layer_weights(self) -> int:
-        """Elements of one layer's matrices."""
-        return self.hidden * ((2 * self.heads + 2 * self.kv_heads) * self.head_size + 3 * self.inner)
+        """Elements of one layer's matrices, without those of experts."""
+        inner = 0 if self.experts else 3 * self.inner
+        return self.hidden * ((2 * self.heads + 2 * self.kv_heads) * self.head_size + inner)
 
     @property
     def head_weights(self) -> int:
@@ -54,7 +57,19 @@ SMALL = Model(
     tied=True,
 )
 LARGE = Model(name="Qwen3-8B", layers=36, hidden=4096, inner=12288, heads=32, kv_heads=8, head_size=128, vocabulary=151936)
-MODELS = {model.name: model for model in (SMALL, LARGE)}
+SPARSE = Model(
+    name="Qwen3-30B-A3B",
+    layers=48,
+    hidden=2048,
+    inner=768,
+    heads=32,
+    kv_heads=4,
+    head_size=128,
+    vocabulary=151936,
+    experts=128,
+    chosen=8,
+)
+MODELS = {model.name: model for model in (SMALL, LARGE, SPARSE)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +130,11 @@ def launch_layer(model: Model, step: Step, *, window: int = 0, soft_cap: float =
     bounds = (inputs.query_start, inputs.seq_lens, blocks, step.queries, step.context, size**-0.5)
     attention.paged_attention(out, q, kv, *bounds, window, soft_cap)
     if few:
-        _products_after(model, out, hidden, residual)
+        _output(model, out, hidden, residual)
+    if model.experts:
+        launch_experts(model, hidden)
+    elif few:
+        _mlp(model, hidden, residual)
     else:
         wide = torch.zeros(tokens, 2 * model.inner, dtype=kind)
         elementwise.gated_activation(torch.zeros(tokens, model.inner, dtype=kind), wide, "silu")
@@ -126,14 +145,32 @@ def _products_before(model: Model, qkv: Tensor, hidden: Tensor, residual: Tensor
     linear.rms_norm_linear(qkv.view(len(qkv), -1), hidden, residual, torch.ones(model.hidden), 1e-6, weight)
 
 
-def _products_after(model: Model, out: Tensor, hidden: Tensor, residual: Tensor) -> None:
-    kind, flat = out.dtype, out.view(len(out), -1)
-    ones = torch.ones(model.hidden)
-    down = linear.linear_pack(torch.empty(model.hidden, model.inner, dtype=kind), None, ())
-    output = linear.linear_pack(torch.empty(model.hidden, flat.shape[1], dtype=kind), None, ())
-    gate_up = linear.linear_pack(torch.empty(2 * model.inner, model.hidden, dtype=kind), None, ())
-    narrow, wide = torch.zeros(len(out), model.inner, dtype=kind), torch.zeros(len(out), 2 * model.inner, dtype=kind)
+def launch_experts(model: Model, hidden: Tensor) -> None:
+    """Routing of ``hidden`` [T,H], and the experts' MLPs."""
+    count, kind, size = len(hidden), hidden.dtype, model.experts
+    pairs, matrix = count * model.chosen, model.hidden * model.inner
+    # Nothing reads the weights: they take no memory until something does.
+    gate_up = torch.empty(2 * size * matrix, dtype=kind).view(-1, model.hidden)
+    down = torch.empty(size * matrix, dtype=kind).view(-1, model.inner)
+    packed = experts.moe_pack(gate_up, down, size, ())
+    chosen, weights = torch.zeros(count, model.chosen, dtype=torch.int32), torch.zeros(count, model.chosen)
+    experts.moe_route(chosen, weights, torch.zeros(count, size), True)
+    wide, narrow, parts = (torch.empty(pairs, width, dtype=kind) for width in (2 * model.inner, model.inner, model.hidden))
+    index = torch.zeros(4 * (pairs + size), dtype=torch.int32)
+    experts.moe(torch.empty_like(hidden), wide, narrow, parts, index, hidden, chosen, weights, packed, "silu")
+
+
+def _output(model: Model, out: Tensor, hidden: Tensor, residual: Tensor) -> None:
+    flat = out.view(len(out), -1)
+    output = linear.linear_pack(torch.empty(model.hidden, flat.shape[1], dtype=out.dtype), None, ())
     linear.linear_add(residual, hidden, flat, output)
+
+
+def _mlp(model: Model, hidden: Tensor, residual: Tensor) -> None:
+    kind, count, ones = hidden.dtype, len(hidden), torch.ones(model.hidden)
+    down = linear.linear_pack(torch.empty(model.hidden, model.inner, dtype=kind), None, ())
+    gate_up = linear.linear_pack(torch.empty(2 * model.inner, model.hidden, dtype=kind), None, ())
+    narrow, wide = torch.zeros(count, model.inner, dtype=kind), torch.zeros(count, 2 * model.inner, dtype=kind)
     linear.rms_norm_gated_linear(narrow, wide, hidden, residual, ones, 1e-6, gate_up, "silu")
     linear.linear_add(residual, hidden, narrow, down)
 

@@ -45,8 +45,10 @@ def group_type(native: ModuleType, library: str) -> type:
             return int(self._host.size())
 
         def allreduce(self, tensors: Sequence[Tensor], options: Any = None) -> Any:
-            """Sum of one tensor over the ranks, in place."""
+            """Sum of one tensor over the ranks, in place. Raises RuntimeError for another reduction."""
             (x,) = tensors
+            if options is not None and options.reduceOp != distributed.ReduceOp.SUM:
+                raise RuntimeError("a reduction other than the sum is not simulated")
             if not x.is_contiguous():
                 raise RuntimeError("Tensors must be contiguous")
 

@@ -12,6 +12,7 @@ import torch
 
 from vllm_conformance.case import Evidence, Subject
 from vllm_conformance.cases.op_classes import ANY_DTYPE
+from vllm_conformance.cases.ops import PRIVATE
 from vllm_conformance.cases.runs.engines import options_of
 from vllm_conformance.cases.runs.expect import first_dtype, pattern, put, same
 from vllm_conformance.cases.runs.ops import run_offer, site_of
@@ -121,7 +122,7 @@ def _asking(name: str, offer: Offer, subject: Subject) -> dict[str, Any] | None:
         "kv_dtype.int8": ("paged_attention", "mixed/kv_int8"),
     }
     if kind == "dtype":
-        op = next((op for op in offer.ops if op not in ANY_DTYPE and op not in ("linear_pack", "kv_bind")), "")
+        op = next((op for op in offer.ops if op not in ANY_DTYPE and op not in PRIVATE), "")
         dtype, shape = what, "mixed/plain"
     else:
         (op, shape), dtype = shapes[name], first_dtype(subject)

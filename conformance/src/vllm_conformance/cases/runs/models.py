@@ -46,6 +46,7 @@ _GEMMA = {
     "query_pre_attn_scalar": HEAD_SIZE,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+_EXPERTS = {"num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 # Fused projections, and a head size that follows from the hidden size.
 _PHI = {"hidden_size": HEADS * HEAD_SIZE, "pad_token_id": 0, "bos_token_id": 1, "sliding_window": None}
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
@@ -53,6 +54,10 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "qwen2": {**_DECODER, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {**_DECODER, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
     "gemma3": {**_DECODER, **_GEMMA, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"},
+    "mixtral": {**_DECODER, **_EXPERTS, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    | {"num_local_experts": 4, "sliding_window": None},
+    "qwen3_moe": {**_DECODER, **_EXPERTS, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    | {"num_experts": 6, "moe_intermediate_size": 96, "norm_topk_prob": True, "mlp_only_layers": [0], "decoder_sparse_step": 1},
     "phi3": {**_DECODER, **_PHI, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3"},
     "capped": {**_DECODER, **_GEMMA, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
     | {"layer_types": ["full_attention"] * 3, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0},
@@ -76,7 +81,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 TRANSFORMERS = frozenset({"phi3"})
 """Models that run on the transformers track."""
 
-OPTIONAL = frozenset({"qwen2", "qwen3", "phi3"})
+OPTIONAL = frozenset({"qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3"})
 """Models that need no capability beside the required ones, and that a platform may refuse all the same."""
 
 
@@ -123,25 +128,23 @@ def _draw(key: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> Tensor
 
 
 def _decoder(name: str, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner, size = config["hidden_size"], config["intermediate_size"], HEAD_SIZE
+    hidden, size = config["hidden_size"], HEAD_SIZE
     q, kv, vocab = config["num_attention_heads"] * size, config["num_key_value_heads"] * size, config["vocab_size"]
     yield "model.embed_tokens.weight", (vocab, hidden)
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}."
         if name == "phi3":
             yield f"{layer}self_attn.qkv_proj.weight", (q + 2 * kv, hidden)
-            yield f"{layer}mlp.gate_up_proj.weight", (2 * inner, hidden)
         else:
             yield from (
                 (f"{layer}self_attn.{part}_proj.weight", (rows, hidden)) for part, rows in zip("qkv", (q, kv, kv), strict=True)
             )
-            yield from ((f"{layer}mlp.{part}_proj.weight", (inner, hidden)) for part in ("gate", "up"))
         if name == "qwen2":
             yield from ((f"{layer}self_attn.{part}_proj.bias", (rows,)) for part, rows in zip("qkv", (q, kv, kv), strict=True))
-        if config["model_type"] in ("qwen3", "gemma3_text"):
+        if config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"):
             yield from ((f"{layer}self_attn.{part}_norm.weight", (size,)) for part in "qk")
         yield f"{layer}self_attn.o_proj.weight", (hidden, q)
-        yield f"{layer}mlp.down_proj.weight", (hidden, inner)
+        yield from _mlp(layer, name, index, config)
         norms = ["input_layernorm", "post_attention_layernorm"]
         if config["model_type"] == "gemma3_text":
             norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
@@ -149,6 +152,27 @@ def _decoder(name: str, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[
     yield "model.norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", (vocab, hidden)
+
+
+def _mlp(layer: str, name: str, index: int, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    if name == "mixtral":
+        yield f"{layer}block_sparse_moe.gate.weight", (config["num_local_experts"], hidden)
+        for expert in range(config["num_local_experts"]):
+            each = f"{layer}block_sparse_moe.experts.{expert}."
+            yield from ((f"{each}w{n}.weight", (hidden, inner) if n == 2 else (inner, hidden)) for n in (1, 2, 3))
+        return
+    places = [f"{layer}mlp."]
+    if name == "qwen3_moe" and index not in config["mlp_only_layers"]:
+        yield f"{layer}mlp.gate.weight", (config["num_experts"], hidden)
+        inner = config["moe_intermediate_size"]
+        places = [f"{layer}mlp.experts.{expert}." for expert in range(config["num_experts"])]
+    for place in places:
+        if name == "phi3":
+            yield f"{place}gate_up_proj.weight", (2 * inner, hidden)
+        else:
+            yield from ((f"{place}{part}_proj.weight", (inner, hidden)) for part in ("gate", "up"))
+        yield f"{place}down_proj.weight", (hidden, inner)
 
 
 def _bert(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:

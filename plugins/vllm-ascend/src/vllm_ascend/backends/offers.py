@@ -54,6 +54,8 @@ def offers(device: DeviceFacts) -> Sequence[Offer]:
         _offer("activation", "gated_activation"),
         _offer("rope", "rotary_embedding", features=frozenset({"interleaved"})),
         _offer("embedding", "embedding", "gather_rows"),
+        _offer("experts", "moe_route"),
+        _offer("experts", "moe_pack", "moe"),
         replace(products, dtypes=FLOATS - HALF),
         replace(products, dtypes=HALF, formats=frozenset({"plain", "int8_channel"})),
         Offer(

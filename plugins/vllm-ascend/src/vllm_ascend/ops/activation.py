@@ -13,11 +13,17 @@ GELU = {"gelu": 0, "gelu_tanh": 1}
 
 def gated_activation(out: Tensor, x: Tensor, kind: str) -> None:
     """``out[T,I] = f(x[:, :I]) * x[:, I:]``. Raises UnsupportedError for another kind."""
+    out.copy_(activated(x, kind))
+
+
+def activated(x: Tensor, kind: str) -> Tensor:
+    """f(x[:, :I]) * x[:, I:] of x [T,2I], as the vendor returns it. Raises UnsupportedError for another kind."""
     if kind == "silu":
-        out.copy_(torch_npu.npu_swiglu(x, -1))
+        result: Tensor = torch_npu.npu_swiglu(x, -1)
     elif kind in GELU:
-        out.copy_(torch_npu.npu_geglu(x, -1, GELU[kind], True)[0])
+        result = torch_npu.npu_geglu(x, -1, GELU[kind], True)[0]
     else:
         raise UnsupportedError(
             "Unknown activation", on=kind, found="no such kind", expected="silu, gelu or gelu_tanh", fix="use one of these"
         )
+    return result

@@ -43,6 +43,17 @@ def offers() -> Sequence[Offer]:
             dtypes=_DTYPES,
         ),
         Offer(
+            provider=PROVIDER,
+            kind="vendor",
+            ops=_entries("experts", "moe_pack", "moe"),
+            dtypes=_DTYPES,
+        ),
+        Offer(
+            provider=PROVIDER,
+            kind="vendor",
+            ops=_entries("experts", "moe_route"),
+        ),
+        Offer(
             provider=UNPADDED,
             kind="vendor",
             priority=-1,

@@ -1,4 +1,4 @@
-"""Offers of the native library's linear and embedding kernels, which read weights packed."""
+"""Offers of the native library's linear, expert and embedding kernels, which read weights packed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ ROUNDING = "vllm-cpu-native-int8"
 
 _DTYPES = frozenset({"float32", "bfloat16", "float16"})
 _MODULE = "vllm_cpu.ops.native_linear"
+_EXPERTS = "vllm_cpu.ops.native_experts"
 
 
 def offers() -> Sequence[Offer]:
@@ -25,21 +26,19 @@ def offers() -> Sequence[Offer]:
     made = []
     if "linear" in found.ops:
         names = ("linear_pack", "linear", "linear_add", "rms_norm_linear", "rms_norm_gated_linear")
-        made.append(_offer(*names))
-        made.append(
-            replace(
-                made[0],
-                provider=ROUNDING,
-                priority=-10,
-                ops={**made[0].ops, "linear_pack": f"{_MODULE}:linear_pack_int8"},
-                features=frozenset({"int8_activation"}),
-            )
-        )
+        for plain, pack in ((_offer(*names), "linear_pack"), (_offer("moe_pack", "moe", module=_EXPERTS), "moe_pack")):
+            made += [plain, _rounding(plain, pack)]
     if "embedding" in found.ops:
         made += [_offer("embedding"), _offer("embedding_shard")]
     return made
 
 
-def _offer(*names: str) -> Offer:
-    ops = {name: f"{_MODULE}:{name}" for name in names}
+def _rounding(plain: Offer, pack: str) -> Offer:
+    """The same ops on weights that another function packs, which then round their inputs."""
+    ops = {**plain.ops, pack: f"{plain.ops[pack]}_int8"}
+    return replace(plain, provider=ROUNDING, priority=-10, ops=ops, features=frozenset({"int8_activation"}))
+
+
+def _offer(*names: str, module: str = _MODULE) -> Offer:
+    ops = {name: f"{module}:{name}" for name in names}
     return Offer(provider=PROVIDER, kind="kernel", priority=10, ops=ops, dtypes=_DTYPES, formats=FORMATS)

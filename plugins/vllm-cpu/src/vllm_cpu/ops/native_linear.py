@@ -183,6 +183,13 @@ def rms_norm_gated_linear(
         raise _refused("vllm_linear", status, x)
 
 
+def product(out: Tensor, x: Tensor, weight: Packed, gate: int = 0) -> None:
+    """``out = x @ weight.T``, gated by one of `GATES`, of tensors that no later call brings again: nothing is kept."""
+    call = weight.call(x.dtype, out.dtype, gate=gate)
+    if status := _linear(call, out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), x.shape[0], None):
+        raise _refused("vllm_linear", status, x)
+
+
 _ADD = object()
 """Kind of a call that adds to what is there; one with a norm is its epsilon, with a gate that and the gate's name."""
 

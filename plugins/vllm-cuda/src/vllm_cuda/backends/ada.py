@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_triton.portable import one_row, split_of
+from vllm_triton.portable import grouped, one_row, split_of
 from vllm_triton.tuning import Decode, Extend, FewRows, Quantised, Tuning
 
 
@@ -19,6 +19,7 @@ TUNING = Tuning(
     decode=Decode(block_n=64, warps=4, stages=2, waves=4),
     one_row=one_row,
     few_rows=few_rows,
+    grouped=grouped,
     pdl=False,
     fp8=True,
     quantised=Quantised(64, 3),

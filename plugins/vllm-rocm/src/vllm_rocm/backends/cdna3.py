@@ -7,7 +7,7 @@ make LDS reads as wide as they go.
 
 from __future__ import annotations
 
-from vllm_triton.tuning import Decode, Extend, FewRows, OneRow, Tuning
+from vllm_triton.tuning import Decode, Extend, FewRows, Grouped, OneRow, Tuning
 
 MATRIX = (("matrix_instr_nonkdim", 16), ("kpack", 2), ("waves_per_eu", 2))
 
@@ -34,6 +34,13 @@ def split_of(rows: int, columns: int, block_n: int, block_k: int) -> int:
     return split
 
 
+def grouped(mean: int, rows: int, columns: int, gated: bool) -> Grouped:
+    """Tiles of as many rows as an expert has, up to 128; sums of a gate and an up projection take half of the registers."""
+    if mean > 64:
+        return Grouped(128, 64 if gated else 128, 64, 8, 2, MATRIX)
+    return Grouped(16 if mean <= 16 else 64, 64, 64, 4, 2, MATRIX)
+
+
 TUNING = Tuning(
     family="cdna3",
     extend=Extend(block_m=128, block_n=64, warps=8, stages=1, options=MATRIX),
@@ -41,5 +48,6 @@ TUNING = Tuning(
     decode=Decode(block_n=64, warps=2, stages=1, waves=4, options=MATRIX),
     one_row=one_row,
     few_rows=few_rows,
+    grouped=grouped,
     pdl=False,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vllm_rocm.backends import cdna3
-from vllm_triton.tuning import Decode, Extend, FewRows
+from vllm_triton.tuning import Decode, Extend, FewRows, Grouped
 
 MATRIX = (("matrix_instr_nonkdim", 16), ("waves_per_eu", 2))
 
@@ -15,6 +15,11 @@ def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:
     return replace(cdna3.few_rows(count, rows, columns, gated), stages=3, options=MATRIX)
 
 
+def grouped(mean: int, rows: int, columns: int, gated: bool) -> Grouped:
+    """As on CDNA 3, with three stages of every tile."""
+    return replace(cdna3.grouped(mean, rows, columns, gated), stages=3, options=MATRIX)
+
+
 TUNING = replace(
     cdna3.TUNING,
     family="cdna4",
@@ -22,4 +27,5 @@ TUNING = replace(
     extend_wide=Extend(block_m=64, block_n=64, warps=4, stages=1, options=MATRIX),
     decode=Decode(block_n=64, warps=2, stages=2, waves=4, options=MATRIX),
     few_rows=few_rows,
+    grouped=grouped,
 )

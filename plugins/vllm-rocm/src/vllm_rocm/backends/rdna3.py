@@ -7,7 +7,7 @@ of keys are 16 wide, and shared by eight waves.
 from __future__ import annotations
 
 from vllm_triton.portable import split_of
-from vllm_triton.tuning import Decode, Extend, FewRows, OneRow, Tuning
+from vllm_triton.tuning import Decode, Extend, FewRows, Grouped, OneRow, Tuning
 
 
 def one_row(rows: int, columns: int) -> OneRow:
@@ -21,6 +21,13 @@ def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:
     return FewRows(block_m, 32, 64, 4, 2, split_of(rows, columns, 32, 64), 0)
 
 
+def grouped(mean: int, rows: int, columns: int, gated: bool) -> Grouped:
+    """Tiles of as many rows as an expert has, up to 64, shared by eight waves where they are large."""
+    if mean > 16:
+        return Grouped(64, 64, 32, 8, 2)
+    return Grouped(16, 32, 64, 4, 2)
+
+
 TUNING = Tuning(
     family="rdna3",
     extend=Extend(block_m=64, block_n=16, warps=8, stages=1),
@@ -28,5 +35,6 @@ TUNING = Tuning(
     decode=Decode(block_n=32, warps=4, stages=1, waves=4),
     one_row=one_row,
     few_rows=few_rows,
+    grouped=grouped,
     pdl=False,
 )

@@ -60,10 +60,10 @@ def absorb(product, v, v_scale, total, largest, acc, KIND: tl.constexpr):
 
 @triton.jit
 def tile_of(
-    cache, block_table, row, table_stride, block_stride, start, kv_head, HK: tl.constexpr, D: tl.constexpr,
+    cache, block_table, row, table_stride, block_stride, start, length, kv_head, HK: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Offsets of the keys of tokens start .. start + BLOCK_N of a row; the values lie HK * TPB * D further."""
+    """Offsets of the keys of tokens start .. start + BLOCK_N of a row of ``length``; the values lie HK * TPB * D further."""
     keys = start + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_D)
     if BLOCK_N <= TPB:
@@ -71,7 +71,8 @@ def tile_of(
         base = block * block_stride + (kv_head * TPB + start % TPB) * D
         return base + (tl.arange(0, BLOCK_N)[:, None] * D + columns[None, :])
     else:
-        blocks = tl.load(block_table + row * table_stride + keys // TPB).to(tl.int64)
+        # A tile of several blocks may reach past the row's table, for the last row past all of it.
+        blocks = tl.load(block_table + row * table_stride + keys // TPB, mask=keys < length, other=0).to(tl.int64)
         places = blocks * block_stride + (kv_head * TPB + keys % TPB) * D
         return places[:, None] + columns[None, :]
 
@@ -97,7 +98,7 @@ def extend_span(
         there = keys < length
         if WINDOW:
             there &= keys > oldest - window
-        at = tile_of(cache, block_table, row, table_stride, block_stride, start, kv_head, HK, D, BLOCK_D, TPB, BLOCK_N)
+        at = tile_of(cache, block_table, row, table_stride, block_stride, start, length, kv_head, HK, D, BLOCK_D, TPB, BLOCK_N)
         if MASK or BLOCK_D != D:
             # A tile may reach past the sequence, or before the window: to slots that hold anything, NaN too.
             inside = there[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
@@ -266,7 +267,7 @@ def decode(
     acc = tl.zeros([GP, BLOCK_D], tl.float32)
     for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
         keys = start + tl.arange(0, BLOCK_N)
-        at = tile_of(cache, block_table, row, table_stride, block_stride, start, kv_head, HK, D, BLOCK_D, TPB, BLOCK_N)
+        at = tile_of(cache, block_table, row, table_stride, block_stride, start, length, kv_head, HK, D, BLOCK_D, TPB, BLOCK_N)
         seen = keys < length
         if WINDOW:
             seen &= keys >= length - window

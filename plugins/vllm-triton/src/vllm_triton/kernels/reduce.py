@@ -4,7 +4,9 @@ A program is a lane: it takes rows `lane`, `lane + lanes`, ... one after the oth
 into a mailbox of each other rank and reads its own until the rows of the others are there: an empty mailbox holds words that
 no rank sends, so that neither flags nor fences are needed. What was read is emptied at once. The mailboxes of a lane rotate
 over three rows: a rank writes to one again when it has read a row that the owner sent after it had emptied that one, and
-another row of the owner's in between. Lanes start in the order of their numbers, so the first unfinished one of all is always
+another row of the owner's in between. That an emptying store to own memory arrives before the answer to a row which went to
+a peer after it, twice, is how links behave and what runs have shown; a memory model promises it only to a fence for the
+whole system. Lanes start in the order of their numbers, so the first unfinished one of all is always
 running on every rank, however few fit.
 
 Every rank sends all it has to each other one. Two ranks cannot do with fewer bytes; more of them can, beyond small sums.

@@ -58,7 +58,9 @@ def pack(weight: QuantTensor, bias: Tensor | None) -> QuantPacked:
     codes, scale, zero, unit, group, kind = make(weight)
     scale = scale.to(torch.float32).contiguous()
     rows, columns = weight.shape
-    return QuantPacked(codes, scale, scale if zero is None else zero, bias, rows, columns, unit, group, kind)
+    zero = scale if zero is None else zero
+    # Of rows of one block the codes are a view that leaves out its scale.
+    return QuantPacked(codes.contiguous(), scale, zero, bias, rows, columns, unit, group, kind)
 
 
 _Form = tuple[Tensor, Tensor, "Tensor | None", int, int, int]

@@ -7,7 +7,7 @@ the threads of a vector engine. They were not measured on a chip.
 from __future__ import annotations
 
 from vllm_triton.portable import split_of
-from vllm_triton.tuning import Decode, Extend, FewRows, OneRow, Tuning
+from vllm_triton.tuning import Decode, Extend, FewRows, Grouped, OneRow, Tuning
 
 LARGE = (("grf_mode", "large"),)
 
@@ -24,6 +24,11 @@ def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:
     return FewRows(block_m, block_n, 64, 8, 2, split_of(rows, columns, block_n, 64), 0, LARGE)
 
 
+def grouped(mean: int, rows: int, columns: int, gated: bool) -> Grouped:
+    """Tiles of as many rows as an expert has, up to 128, eight sub-groups of 16 lanes."""
+    return Grouped(16 if mean <= 16 else 64 if mean <= 64 else 128, 64, 64, 8, 2, LARGE)
+
+
 TUNING = Tuning(
     family="xe-hpc",
     extend=Extend(block_m=64, block_n=32, warps=8, stages=2, options=LARGE),
@@ -31,5 +36,6 @@ TUNING = Tuning(
     decode=Decode(block_n=32, warps=4, stages=2, waves=4, options=LARGE),
     one_row=one_row,
     few_rows=few_rows,
+    grouped=grouped,
     pdl=False,
 )

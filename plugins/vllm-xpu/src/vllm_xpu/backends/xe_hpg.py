@@ -6,13 +6,18 @@ from dataclasses import replace
 
 from vllm_triton.portable import few_rows as narrow
 from vllm_triton.portable import one_row
-from vllm_triton.tuning import Decode, Extend, FewRows
+from vllm_triton.tuning import Decode, Extend, FewRows, Grouped
 from vllm_xpu.backends import xe_hpc
 
 
 def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:
     """The portable tiles with more sub-groups: registers hold half as much."""
     return replace(narrow(count, rows, columns, gated), warps=8, stages=2, options=xe_hpc.LARGE)
+
+
+def grouped(mean: int, rows: int, columns: int, gated: bool) -> Grouped:
+    """Tiles half as large as on Xe-HPC."""
+    return Grouped(16 if mean <= 16 else 32, 64, 32, 8, 2, xe_hpc.LARGE)
 
 
 TUNING = replace(
@@ -23,4 +28,5 @@ TUNING = replace(
     decode=Decode(block_n=32, warps=4, stages=2, waves=4, options=xe_hpc.LARGE),
     one_row=one_row,
     few_rows=few_rows,
+    grouped=grouped,
 )

@@ -1,0 +1,48 @@
+"""What `StreamDevice` does with tensors that are on the device already."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_core.api import DeviceFacts, MemoryBudgetError
+from vllm_triton.device import StreamDevice
+
+
+@pytest.fixture
+def device() -> StreamDevice:
+    runtime: Any = SimpleNamespace(
+        set_device=lambda device: None,
+        mem_get_info=lambda device: (512, 1024),
+        memory_reserved=lambda device: 0,
+        memory_allocated=lambda device: 0,
+    )
+    facts = DeviceFacts(id="0", name="a chip", device_type="x", architecture="", memory_kind="discrete", memory_bytes=1024)
+    made = StreamDevice(facts, runtime, "cpu")
+    made._device = torch.device("cpu")
+    return made
+
+
+class NoMoreMemory(torch.Tensor):
+    """A tensor that cannot be copied."""
+
+    def clone(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no more memory")
+
+
+def test_a_tensor_that_is_there_is_counted_and_a_part_is_cut_off(device):
+    whole = torch.arange(8.0)
+    assert device.adopt("weights", whole) is whole
+    part = device.adopt("weights", whole[:2])
+    assert part.untyped_storage().nbytes() == 8
+    assert device.statistics().own_bytes["weights"] == 32 + 8
+
+
+def test_a_part_that_there_is_no_memory_to_cut_off_is_a_budget_error_and_not_counted(device):
+    part = torch.arange(8.0)[:2].as_subclass(NoMoreMemory)
+    with pytest.raises(MemoryBudgetError, match="512 bytes available"):
+        device.adopt("weights", part)
+    assert device.statistics().own_bytes["weights"] == 0
