@@ -15,7 +15,6 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from vllm_core.errors import TokenizerError
 from vllm_core.loader.gguf_config import generation_config_of
 from vllm_core.loader.gguf_header import GGUFHeader
-from vllm_core.loader.implied_merges import implied_merges
 from vllm_core.loader.tokenizer import Tokenizer, byte_alphabet
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -115,6 +114,8 @@ def _sentencepiece(metadata: Mapping[str, Any], *, gemma: bool, on: str) -> toke
         merges = [tuple(merge.split(" ")) for merge in metadata[_KEY + "merges"]]
     else:
         scores = None if gemma else metadata.get(_KEY + "scores")
+        from vllm_core.loader.implied_merges import implied_merges  # numpy: most files have their merges
+
         merges = implied_merges(list(vocab), None if scores is None else [scores[index] for index in vocab.values()])
     unknown = metadata.get(_KEY + "unknown_token_id")
     unk = tokens[unknown] if isinstance(unknown, int) and 0 <= unknown < len(tokens) else None
