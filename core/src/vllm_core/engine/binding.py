@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from vllm_core.api import OPS, ProviderKind, load_entry
 from vllm_core.engine.decompose import DECOMPOSITIONS
 from vllm_core.errors import EngineError
-from vllm_core.ops.place import arguments_of
 
 
 class BindingLike(Protocol):
@@ -119,6 +118,8 @@ def _load_all(bindings: Mapping[tuple[str, str], BindingLike]) -> dict[tuple[str
 def _check_arguments(function: Callable[..., Any], op: str) -> None:
     """Raise TypeError where a call would: it fails in the caller, and no frame of its trace is the provider's."""
     if op in OPS:
+        from vllm_core.ops.place import arguments_of  # torch: a scheduler is tested without
+
         try:
             signature = inspect.signature(function)
         except ValueError:
