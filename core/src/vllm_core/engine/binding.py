@@ -118,7 +118,7 @@ def _load_all(bindings: Mapping[tuple[str, str], BindingLike]) -> dict[tuple[str
 def _check_arguments(function: Callable[..., Any], op: str) -> None:
     """Raise TypeError where a call would: it fails in the caller, and no frame of its trace is the provider's."""
     if op in OPS:
-        from vllm_core.ops.place import arguments_of  # torch: a scheduler is tested without
+        from vllm_core.ops.place import arguments_of  # torch: who schedules alone has none
 
         try:
             signature = inspect.signature(function)
