@@ -158,7 +158,7 @@ def launch_quantised(tokens: int) -> None:
         QuantTensor("fp8_block128", shape, fp8, squares),
         QuantTensor("int4_group", shape, nibbles, group, zero),
     ):
-        packed = quant.pack(weight, None)
+        packed = quant.pack(weight, None, on="linear_pack")
         x, wide = torch.zeros(tokens, HIDDEN, dtype=kind), torch.zeros(tokens, 2 * INNER, dtype=kind)
         linear.linear(wide, x, packed)
         linear.gated_linear(torch.zeros(tokens, INNER, dtype=kind), wide, x, packed, "silu")

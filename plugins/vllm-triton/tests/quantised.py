@@ -41,7 +41,7 @@ def problems(name: str, count: int, rows: int, columns: int, dtype: torch.dtype)
     weight = weight_of(name, 2 * rows, columns, g)
     bias = torch.randn(2 * rows, generator=g).to(dtype) if count % 2 else None
     x = torch.randn(count, columns, generator=g).to(dtype)
-    packed = quant.pack(weight, bias)
+    packed = quant.pack(weight, bias, on="linear_pack")
     plain = OPS["linear_pack"].load_reference()(dequantize(weight), None if bias is None else bias.float(), ())
     found, expected = [], []
     for op, width in (("linear", 2 * rows), ("linear_add", 2 * rows), ("gated_linear", rows)):

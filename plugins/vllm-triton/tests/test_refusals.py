@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_core.api import OPS, KVGroupSpec, UnsupportedError
+from vllm_core.api import OPS, KVGroupSpec, QuantStack, QuantTensor, UnsupportedError
 from vllm_triton.offers import block_bytes_of, kv_layout, offers
 
 GROUP = KVGroupSpec(index=0, kind="full", layers=(0,), num_kv_heads=2, head_size=64)
@@ -46,6 +46,21 @@ def test_unknown_kinds_are_refused():
         gated_activation(x[:, :2], x, "swish")
     with pytest.raises(UnsupportedError, match="max"):
         pool(x, x, torch.tensor([0, 1], dtype=torch.int32), "max", False)
+
+
+def test_a_weight_without_a_kernel_is_refused_in_the_name_of_the_op_that_got_it():
+    from vllm_triton.ops.experts import moe_pack
+    from vllm_triton.ops.linear import linear_pack
+
+    part = QuantTensor("q8_0", (4, 32), torch.zeros(4, 34, dtype=torch.uint8))
+    strange = QuantTensor("q4_1", (4, 32), torch.zeros(4, 20, dtype=torch.uint8))
+    for weight in (QuantStack((part, strange)), strange):
+        with pytest.raises(UnsupportedError, match="has no kernel") as refused:
+            linear_pack(weight, None, ())
+        assert refused.value.on == "linear_pack"
+        with pytest.raises(UnsupportedError, match="has no kernel") as refused:
+            moe_pack(weight, weight, 1, ())
+        assert refused.value.on == "moe_pack"
 
 
 def test_heads_too_wide_for_the_encoders_tile_are_refused():

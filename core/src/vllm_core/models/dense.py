@@ -45,9 +45,14 @@ def layer_types(fields: Fields, is_sliding: Callable[[int], bool]) -> tuple[str,
     return named if named is not None else tuple(SLIDING if is_sliding(i) else FULL for i in range(count))
 
 
+def switched_window(fields: Fields) -> int | None:
+    """Qwen's window: off unless ``use_sliding_window``."""
+    return fields.optional_integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
+
+
 def late_window(fields: Fields) -> tuple[int | None, ...]:
-    """Windows as Qwen has them: off unless ``use_sliding_window``, and then from layer ``max_window_layers`` on."""
-    window = fields.optional_integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
+    """Windows of Qwen's dense models: `switched_window` from layer ``max_window_layers`` on."""
+    window = switched_window(fields)
     first = fields.integer("max_window_layers", 28, least=0)
     types = layer_types(fields, lambda i: window is not None and i >= first)
     return tuple(window if kind == SLIDING else None for kind in types)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_core.models.dense import decoder, head_size_of
+from vllm_core.models.dense import decoder, head_size_of, switched_window
 from vllm_core.models.fields import Fields
 from vllm_core.models.rotary import rope_of
 from vllm_core.models.sparse import with_experts
@@ -19,13 +19,12 @@ def describe(config: Mapping[str, Any], *, dtype: str, pooling: str | None) -> M
     fields = Fields(config)
     head_size, count = head_size_of(fields), fields.integer("num_hidden_layers")
     bias = fields.flag("attention_bias", False)
-    window = fields.optional_integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
     spec = decoder(
         fields,
         dtype=dtype,
         pooling=pooling,
         head_size=head_size,
-        windows=[window] * count,
+        windows=[switched_window(fields)] * count,
         ropes=[rope_of(fields, head_size)] * count,
         qkv_bias=bias,
         out_bias=bias,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vllm_core.api import QuantStack, QuantTensor, UnsupportedError, Weight
+from vllm_core.api import Weight
 from vllm_triton.kernels import codec
 from vllm_triton.kernels import experts as kernels
 from vllm_triton.ops import quant
@@ -92,16 +92,8 @@ def moe_pack(gate_up: Weight, down: Weight, num_experts: int, readers: Sequence[
 
 
 def _matrices(weight: Weight, count: int) -> Matrices:
-    if isinstance(weight, QuantStack):
-        raise UnsupportedError(
-            "Stack of formats has no kernel",
-            on="moe_pack",
-            found=f"{len(weight.parts)} parts",
-            expected="one format",
-            fix="let the loader decode it",
-        )
-    if isinstance(weight, QuantTensor):
-        one = quant.pack(weight, None)
+    if not isinstance(weight, Tensor):
+        one = quant.pack(weight, None, on="moe_pack")
         return Matrices(one.codes, one.scale, one.zero, one.rows // count, one.columns, one.unit, one.group, one.kind)
     rows, columns = weight.shape
     return Matrices(weight, weight, weight, rows // count, columns, 0, 0, codec.PLAIN.value)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_core.api import QuantStack, QuantTensor, UnsupportedError, Weight
+from vllm_core.api import Weight
 from vllm_triton.kernels import linear as kernels
 from vllm_triton.ops import quant
 from vllm_triton.ops.elementwise import gated_activation, kind_of
@@ -43,16 +43,8 @@ class Packed:
 
 def linear_pack(weight: Weight, bias: Tensor | None, readers: Sequence[str]) -> Packed | quant.QuantPacked:
     """Keep the weight; `readers` does not matter here. Raises UnsupportedError for a format without a kernel."""
-    if isinstance(weight, QuantTensor):
-        return quant.pack(weight, bias)
-    if isinstance(weight, QuantStack):
-        raise UnsupportedError(
-            "Stack of formats has no kernel",
-            on="linear_pack",
-            found=f"{len(weight.parts)} parts",
-            expected="one format",
-            fix="let the loader decode it",
-        )
+    if not isinstance(weight, Tensor):
+        return quant.pack(weight, bias, on="linear_pack")
     few = FEW_SMALL if weight.numel() <= SMALL_WEIGHT else FEW
     readable = weight.dtype != torch.float32 and weight.shape[1] % 128 == 0
     return Packed(weight, weight.t(), bias, few if readable else 0)

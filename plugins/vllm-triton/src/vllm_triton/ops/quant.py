@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_core.api import QuantTensor, UnsupportedError
+from vllm_core.api import QuantStack, QuantTensor, UnsupportedError
 from vllm_triton.kernels import codec, quant
 from vllm_triton.kernels.linear import GATED
 from vllm_triton.ops.elementwise import kind_of
@@ -44,13 +44,21 @@ class QuantPacked:
     kind: int
 
 
-def pack(weight: QuantTensor, bias: Tensor | None) -> QuantPacked:
-    """The kernels' form of a weight. Raises UnsupportedError for a format or group that no kernel reads."""
+def pack(weight: QuantTensor | QuantStack, bias: Tensor | None, *, on: str) -> QuantPacked:
+    """The kernels' form of a weight that the op ``on`` got. Raises UnsupportedError for what no kernel reads."""
+    if isinstance(weight, QuantStack):
+        raise UnsupportedError(
+            "Stack of formats has no kernel",
+            on=on,
+            found=f"{len(weight.parts)} parts",
+            expected="one format",
+            fix="let the loader decode it",
+        )
     make = _FORMS.get(weight.format)
     if make is None:
         raise UnsupportedError(
             "Format of a weight has no kernel",
-            on="linear_pack",
+            on=on,
             found=weight.format,
             expected=", ".join(_FORMS),
             fix="let the loader decode it",
@@ -89,10 +97,10 @@ def _grouped(weight: QuantTensor) -> _Form:
     if unit < SMALLEST_UNIT:
         raise UnsupportedError(
             "Group of a four-bit weight has no kernel",
-            on="linear_pack",
+            on="int4_group weight",
             found=f"groups of {group} inputs",
             expected=f"a multiple of {SMALLEST_UNIT}",
-            fix="let the loader decode it: --provider linear=reference",
+            fix="let the loader decode it: --provider linear=reference, or moe=reference for experts",
         )
     nibbles = torch.stack((weight.data & 15, weight.data >> 4), dim=-1).view(rows, columns // unit, 2, unit // 2)
     codes = (nibbles[:, :, 0] | (nibbles[:, :, 1] << 4)).reshape(rows, columns // 2)
