@@ -123,6 +123,9 @@ def launch_all(rows: int, queries: int, kv_dtypes: tuple[str, ...] = ("bfloat16"
         cache.kv_write(kv, k, v, mapping)
         attention.paged_attention(out, q, kv, *bounds, 0, 0.0)
     attention.paged_attention(out, q, kv, *bounds, 512, 30.0)
+    # Eight heads share one: spans of a row are put together for four of them at a time.
+    memory = torch.zeros(2, block_bytes_of(2, SIZE, "bfloat16", BLOCK), dtype=torch.uint8)
+    attention.paged_attention(out, q, cache.kv_bind(memory, 2, SIZE, "bfloat16", BLOCK), *bounds, 0, 0.0)
     if tokens <= linear.FEW_SMALL:
         # More rows are cuBLAS's, which needs no compiler.
         for shape in ((4096, HIDDEN), (HIDDEN, 2048)):

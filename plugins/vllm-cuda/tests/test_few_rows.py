@@ -31,8 +31,13 @@ SHAPES = {
     "half qkv": (3072, 4096, PLAIN),
     "half gate_up": (6144, 4096, GATED),
     "half down": (4096, 6144, PLAIN),
+    "small qkv": (4096, 1024, PLAIN),
+    "small o": (1024, 2048, ADD),
+    "small gate_up": (3072, 1024, GATED),
 }
-"""Rows of out, columns of x, and what is done with the product, of Qwen3 8B and of its halves for two ranks."""
+"""Rows of out, columns of x, and what is done with the product, of Qwen3 8B, of its halves for two ranks, and of Qwen3 0.6B."""
+
+LARGE = [name for name in SHAPES if not name.startswith("small")]
 
 compiles = pytest.mark.skipif(not nvrtc.installed(), reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
 
@@ -57,7 +62,7 @@ def own_cache(tmp_path):
         yield tmp_path
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", LARGE)
 def test_the_measured_shapes_are_taken_for_2_to_64_rows(name):
     assert form_of(name, 2).tile == form_of(name, 64).tile
 
@@ -73,10 +78,20 @@ def test_one_row_is_left_to_the_kernel_for_one_row(name):
     assert hopper.streamed(1, rows, columns, epilogue == GATED, hopper.PROGRAMS) is None
 
 
-def test_more_than_64_rows_are_taken_by_a_gate_alone():
-    assert form_of("gate_up", 128).bands == 2
-    assert hopper.streamed(65, 4096, 4096, False, hopper.PROGRAMS) is None
-    assert hopper.streamed(129, 12288, 4096, True, hopper.PROGRAMS) is None
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("gate_up", 256), ("o", 192), ("qkv", 160), ("small gate_up", 128), ("small o", 128), ("small qkv", 128)],
+)
+def test_more_than_64_rows_are_taken_as_long_as_it_was_faster(name, most):
+    rows, columns, epilogue = SHAPES[name]
+    assert form_of(name, 65).bands == 2
+    assert form_of(name, most).bands == -(-most // 64)
+    assert hopper.streamed(most + 1, rows, columns, epilogue == GATED, hopper.PROGRAMS) is None
+
+
+def test_what_fits_cublas_tiles_of_160_rows_is_left_to_it():
+    taken = {count for count in range(65, 257) if hopper.streamed(count, 4096, 12288, False, hopper.PROGRAMS) is not None}
+    assert taken == {*range(65, 129), *range(161, 193)}
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 78, 114])
@@ -84,7 +99,7 @@ def test_chips_on_which_its_programs_were_not_one_wave_keep_the_shared_kernel(mu
     assert hopper.streamed(64, 6144, 4096, False, multiprocessors) is None
 
 
-@given(st.integers(0, 200), st.integers(1, 40000), st.integers(1, 40000), st.booleans())
+@given(st.integers(0, 300), st.integers(1, 40000), st.integers(1, 40000), st.booleans())
 @example(64, 11200, 12000, False)
 def test_every_tile_is_one_wave_of_whole_groups_within_the_chips_memory(count, rows, columns, gated):
     tile = hopper.streamed(count, rows, columns, gated, hopper.PROGRAMS)
@@ -95,9 +110,12 @@ def test_every_tile_is_one_wave_of_whole_groups_within_the_chips_memory(count, r
     assert rest == 0
     assert groups % (halves * tile.cluster) == 0
     assert tile.rows <= 256
+    bands = max(1, -(-count // 64))
     clusters = -(-rows * halves // tile.rows)
-    assert clusters <= {1: hopper.PROGRAMS, **hopper.CLUSTERS}[tile.cluster]
-    form = Form(tile, max(1, -(-count // 64)), GATED if gated else PLAIN, 0, False, False)
+    # A gate's tiles are half as large for four bands: two waves.
+    waves = 2 if bands == 4 and tile.cluster == 1 else 1
+    assert clusters <= waves * {1: hopper.PROGRAMS, **hopper.CLUSTERS}[tile.cluster]
+    form = Form(tile, bands, GATED if gated else PLAIN, 0, False, False)
     assert form.shared_bytes <= families.HOPPER.shared_bytes
     assert tile.stages >= hopper.LEAST_STAGES
 
@@ -109,8 +127,15 @@ def test_a_product_and_the_one_that_follows_it_share_a_multiprocessor_and_no_pro
     assert 2 * min(wide) > MULTIPROCESSOR_BYTES
 
 
+FORMS_OF_MORE = [
+    *(("gate_up", count) for count in (128, 192, 256)),
+    *((name, 128) for name in ("qkv", "down", "small qkv", "small o", "small gate_up")),
+    *(("o", count) for count in (128, 192)),
+]
+
+
 @compiles
-@pytest.mark.parametrize(("name", "count"), [*((name, 64) for name in SHAPES), ("gate_up", 128)])
+@pytest.mark.parametrize(("name", "count"), [*((name, 64) for name in LARGE), *FORMS_OF_MORE])
 def test_it_compiles_to_matrix_instructions_without_spills(name, count, tmp_path):
     form = form_of(name, count)
     binary = nvrtc.compiled(few_rows.source_of(form), few_rows.options_of(form))

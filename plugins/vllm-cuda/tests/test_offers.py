@@ -8,7 +8,7 @@ from vllm_core.api import CAPABILITIES, OPS, Accepted, CallSite, KVGroupSpec, Re
 from vllm_core.ops.place import arguments_of
 from vllm_cuda import platform, plugin
 from vllm_cuda.backends import families
-from vllm_cuda.backends.offers import offers
+from vllm_cuda.backends.offers import OWN, offers
 from vllm_triton.offers import kv_layout
 
 
@@ -44,6 +44,10 @@ def test_small_blocks_are_served_by_the_gathering_provider(make_facts, size, pro
         if "paged_attention" in one.ops and isinstance(one.judge(attention_site(tokens_per_block=size), "sm_90"), Accepted)
     ]
     assert accepted == [provider]
+
+
+def test_a_rehearsal_knows_every_provider_of_one_gpu_as_its_own(make_facts):
+    assert {one.provider for one in offers(make_facts()) if not one.ops.keys() & {"all_reduce"}} == OWN
 
 
 @pytest.mark.parametrize("changes", [{"kv_dtype": "int4"}, {"head_size": 48}, {"tokens_per_block": 4}])

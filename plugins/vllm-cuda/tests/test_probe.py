@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from vllm_cuda import probe
-from vllm_cuda.driver import Driver, DriverError
+from vllm_cuda.driver import Driver, DriverError, id_of
 
 CUDA_13 = ("2.11.0+cu130", "13.0")
 
@@ -23,6 +25,28 @@ def test_a_gpu_is_reported_with_its_uuid_architecture_and_memory(tmp_path, make_
     assert (device.architecture, device.memory_kind, device.memory_bytes) == ("sm_90", "discrete", 150109880320)
     assert device.driver_version == "580.159.04"
     assert report.failures == ()
+
+
+def test_an_instance_of_mig_is_reported_with_its_own_size_and_the_id_that_makes_it_visible(tmp_path, make_driver, make_gpu):
+    raw, name = bytes(range(16)), "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
+    part = replace(make_gpu((8, 0), name), id=id_of(raw, name), memory_bytes=20 << 30, multiprocessors=42)
+    report = look(tmp_path, lambda: make_driver((13, 0), (part,)))
+    (device,) = report.devices
+    assert device.id == "MIG-00010203-0405-0607-0809-0a0b0c0d0e0f"
+    (check,) = [check for check in report.checks if check.name == "MIG of device 0"]
+    assert (check.outcome, check.detail) == ("ok", f"{device.id}, an instance 3g.20gb: 42 multiprocessors, 20480 MiB")
+
+
+def test_a_whole_gpu_is_no_instance(tmp_path, make_driver, make_gpu):
+    assert id_of(bytes(16), "NVIDIA H200").startswith("GPU-")
+    report = look(tmp_path, lambda: make_driver((13, 0), (make_gpu(),)))
+    assert not [check for check in report.checks if check.name.startswith("MIG")]
+
+
+def test_memory_that_host_and_gpu_share_is_told(tmp_path, make_driver, make_gpu):
+    shared = replace(make_gpu((12, 1), "NVIDIA GB10"), integrated=True)
+    (device,) = look(tmp_path, lambda: make_driver((13, 0), (shared,))).devices
+    assert device.memory_kind == "unified"
 
 
 def test_a_missing_driver_is_a_failure_with_a_hint_and_no_device(tmp_path):
@@ -73,6 +97,28 @@ def test_a_chip_without_kernels_is_named_with_those_that_have_them(tmp_path, mak
     detail = next(check.detail for check in report.failures if check.name == "kernels for device 0")
     assert "sm_75" in detail
     assert "sm_90" in detail
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "found"),
+    [
+        ((12, 0), "12.6", 0),
+        ((10, 0), "12.6", 0),
+        ((12, 1), "12.8", 1),
+        ((10, 3), "13.0", 1),
+        ((9, 0), "12.6", 1),
+        ((8, 9), "12.6", 1),
+    ],
+)
+def test_a_torch_built_before_there_was_such_a_chip_is_told_at_once(tmp_path, make_driver, make_gpu, capability, built, found):
+    """vllm#20748: "no kernel image is available" at the first tensor op."""
+    driver = make_driver((13, 0), (make_gpu(capability),))
+    report = look(tmp_path, lambda: driver, build=("2.10.0", built))
+    assert len(report.devices) == found
+    (check,) = [check for check in report.checks if check.name == "kernels for device 0"]
+    assert check.outcome == ("ok" if found else "failed")
+    if not found:
+        assert f"sm_{capability[0]}{capability[1]}, known since CUDA 12.8; torch is built for 12.6" in check.detail
 
 
 @pytest.mark.parametrize(

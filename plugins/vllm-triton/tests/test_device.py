@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from vllm_core.api import DeviceFacts, MemoryBudgetError
+from vllm_triton import device as devices
 from vllm_triton.device import StreamDevice
 
 
@@ -46,3 +47,22 @@ def test_a_part_that_there_is_no_memory_to_cut_off_is_a_budget_error_and_not_cou
     with pytest.raises(MemoryBudgetError, match="512 bytes available"):
         device.adopt("weights", part)
     assert device.statistics().own_bytes["weights"] == 0
+
+
+def test_a_buffer_is_filled_again_only_after_the_other_one(device, monkeypatch):
+    """Also behind a tensor that filled both: the host would wait for the copy that it has just queued."""
+    used = []
+    monkeypatch.setattr(devices, "STAGING_BYTES", 4)
+    device._staging = [
+        (
+            torch.zeros(4, dtype=torch.uint8),
+            SimpleNamespace(synchronize=lambda name=name: used.append(name), record=lambda: None),
+        )
+        for name in "ab"
+    ]
+    for count in (3, 8, 5, 16, 1, 0, 12, 4):
+        source = torch.arange(count, dtype=torch.uint8)
+        target = torch.zeros_like(source)
+        device._upload(target, source)
+        assert torch.equal(target, source)
+    assert used == ["a", "b"] * (len(used) // 2) + ["a"] * (len(used) % 2)

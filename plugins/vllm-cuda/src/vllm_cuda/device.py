@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,6 +85,16 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def host_available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """What the host can give without swapping, its page cache included (proc(5), MemAvailable); 0 where it does not say."""
+    try:
+        text = meminfo.read_text("ascii")
+    except OSError:
+        return 0
+    found = re.search(r"^MemAvailable:\s*(\d+) kB$", text, re.MULTILINE)
+    return int(found[1]) << 10 if found else 0
+
+
 class CudaDevice(Device):
     """One GPU, through torch's allocator. A pool's bytes count from allocation until the pool is released."""
 
@@ -146,8 +158,9 @@ class CudaDevice(Device):
             buffer[: piece.numel()].copy_(piece)
             target[begin : begin + piece.numel()].copy_(buffer[: piece.numel()], non_blocking=True)
             event.record()
-        # The next tensor starts with the first buffer again.
-        self._staging.reverse()
+        # The next tensor starts with the buffer that has had the longest time to be copied.
+        if -(-source.numel() // STAGING_BYTES) % 2:
+            self._staging.reverse()
 
     def _short(self, pool: Pool, size: int) -> MemoryBudgetError:
         return MemoryBudgetError(
@@ -168,23 +181,39 @@ class CudaDevice(Device):
         return self._give_back(pool, keep=False)
 
     def offload(self, pool: Pool) -> int:
-        """Give the pool's memory back; the contents wait in pinned memory of the host."""
+        """Give the pool's memory back; the contents wait in pinned memory of the host.
+
+        Raises MemoryBudgetError, with nothing given back, where the host has too little of that.
+        """
         return self._give_back(pool, keep=True)
 
     def _give_back(self, pool: Pool, *, keep: bool) -> int:
+        away = []
         for reference in self._held[pool]:
             storage = reference.get()
-            if storage is None or not storage.nbytes():
-                continue
-            host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True) if keep else None
-            if host is not None:
-                host.copy_(self._bytes_of(storage), non_blocking=True)
-            self._away[pool].append(_Away(reference, storage.nbytes(), host))
+            if storage is not None and storage.nbytes():
+                away.append(_Away(reference, storage.nbytes(), self._kept(pool, storage) if keep else None))
         torch.cuda.synchronize(self._device)
-        self._drop(self._away[pool])
+        self._away[pool] += away
+        self._drop(away)
         self._held[pool].clear()
         size, self._own[pool] = self._own[pool], 0
         return size
+
+    def _kept(self, pool: Pool, storage: torch.UntypedStorage) -> Tensor:
+        """Pinned memory with a storage's bytes, once the copy to it has ended. Raises MemoryBudgetError."""
+        try:
+            host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            raise MemoryBudgetError(
+                "Not enough pinned memory on the host",
+                on=f"pool {pool!r} of {self.facts.name}, {self._own[pool]} bytes",
+                found=str(error).splitlines()[0],
+                expected=f"{storage.nbytes()} bytes more",
+                fix="give this machine or container more memory, or stop the engine instead",
+            ) from error
+        host.copy_(self._bytes_of(storage), non_blocking=True)
+        return host
 
     def restore(self, pool: Pool) -> None:
         """Bring the tensors of a released pool back, at other addresses. Raises MemoryBudgetError, with none of them back."""
@@ -224,6 +253,9 @@ class CudaDevice(Device):
     def statistics(self) -> MemoryStats:
         """Memory of the whole GPU, and of this process by pool."""
         available, total = torch.cuda.mem_get_info(self._device)
+        if self.facts.memory_kind == "unified":
+            # The driver counts the page cache as taken, and the host gives it up when memory is asked for.
+            available = min(total, max(available, host_available_bytes()))
         unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return MemoryStats(
             total_bytes=total,

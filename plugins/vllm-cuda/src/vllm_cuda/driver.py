@@ -9,6 +9,9 @@ import ctypes
 import uuid
 from dataclasses import dataclass, replace
 
+_MIG = " MIG "
+"""Stands between the name of a GPU and the profile of an instance of it."""
+
 _MAJOR, _MINOR, _MULTIPROCESSORS, _INTEGRATED, _L2, _SHARED = 75, 76, 16, 18, 38, 97
 
 
@@ -36,6 +39,16 @@ class Gpu:
     def architecture(self) -> str:
         """Such as ``sm_90``."""
         return f"sm_{self.capability[0]}{self.capability[1]}"
+
+    @property
+    def instance(self) -> str:
+        """The profile of a part that MIG cut off a GPU, such as ``3g.20gb``; empty for a whole GPU."""
+        return self.name.partition(_MIG)[2]
+
+
+def id_of(raw: bytes, name: str) -> str:
+    """What CUDA_VISIBLE_DEVICES calls a device: of an instance of MIG the driver gives the instance's UUID."""
+    return f"{'MIG' if _MIG in name else 'GPU'}-{uuid.UUID(bytes=raw)}"
 
 
 class Driver:
@@ -77,8 +90,8 @@ class Driver:
 
         return Gpu(
             index=index,
-            id=f"GPU-{uuid.UUID(bytes=bytes(raw))}",
-            name=name.value.decode(errors="replace"),
+            id=id_of(bytes(raw), text := name.value.decode(errors="replace")),
+            name=text,
             capability=(attribute(_MAJOR), attribute(_MINOR)),
             memory_bytes=size.value,
             integrated=bool(attribute(_INTEGRATED)),

@@ -26,10 +26,11 @@ def probe(
     version = _nvml(look, nvml)
     _device_files(look, root, bool(found))
     runtime = _torch(look, torch_build or installed_torch, supported)
-    _architectures(look, found)
+    _architectures(look, found, runtime)
+    _instances(look, found)
     _fp8(look, found, supported, runtime)
     usable = runtime is not None and (supported is None or runtime <= (supported[0], 99))
-    facts = tuple(_facts(gpu, version, runtime) for gpu in found) if usable else ()
+    facts = tuple(_facts(gpu, version, runtime) for gpu in found if not _too_new(gpu, runtime)) if usable else ()
     return ProbeReport(devices=facts, checks=tuple(look.checks))
 
 
@@ -96,16 +97,35 @@ def installed_torch() -> tuple[str, str | None] | None:
     return installed.torch_build("cuda")
 
 
-def _architectures(look: Looking, gpus: tuple[Gpu, ...]) -> None:
+def _too_new(gpu: Gpu, runtime: tuple[int, int] | None) -> bool:
+    """Whether torch was built before there were such chips: its first kernel would end with "no kernel image"."""
+    family = family_of(gpu.architecture)
+    return family is not None and runtime is not None and runtime < family.toolkit
+
+
+def _architectures(look: Looking, gpus: tuple[Gpu, ...], runtime: tuple[int, int] | None) -> None:
     for gpu in gpus:
-        if family_of(gpu.architecture) is None:
+        name, family = f"kernels for device {gpu.index}", family_of(gpu.architecture)
+        if family is None:
             look.failed(
-                f"kernels for device {gpu.index}",
+                name,
                 f"{gpu.name} is {gpu.architecture}; kernels are tuned for {', '.join(ARCHITECTURES)}",
                 "a newer vllm-cuda may have them",
             )
+        elif runtime is not None and _too_new(gpu, runtime):
+            needed, built = (".".join(map(str, one)) for one in (family.toolkit, runtime))
+            look.failed(
+                name, f"{gpu.name} is {gpu.architecture}, known since CUDA {needed}; torch is built for {built}", _INSTALL
+            )
         else:
-            look.ok(f"kernels for device {gpu.index}", f"{gpu.architecture}")
+            look.ok(name, f"{gpu.architecture}")
+
+
+def _instances(look: Looking, gpus: tuple[Gpu, ...]) -> None:
+    for gpu in gpus:
+        if gpu.instance:
+            size = f"{gpu.multiprocessors} multiprocessors, {gpu.memory_bytes >> 20} MiB"
+            look.ok(f"MIG of device {gpu.index}", f"{gpu.id}, an instance {gpu.instance}: {size}")
 
 
 def _fp8(look: Looking, gpus: tuple[Gpu, ...], supported: tuple[int, int] | None, runtime: tuple[int, int] | None) -> None:

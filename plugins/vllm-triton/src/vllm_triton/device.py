@@ -123,8 +123,9 @@ class StreamDevice(Device):
             buffer[: piece.numel()].copy_(piece)
             target[begin : begin + piece.numel()].copy_(buffer[: piece.numel()], non_blocking=True)
             event.record()
-        # The next tensor starts with the first buffer again.
-        self._staging.reverse()
+        # The next tensor starts with the buffer that has had the longest time to be copied.
+        if -(-source.numel() // STAGING_BYTES) % 2:
+            self._staging.reverse()
 
     def _short(self, pool: Pool, size: int) -> MemoryBudgetError:
         return MemoryBudgetError(

@@ -9,6 +9,10 @@ Options = tuple[tuple[str, int | str], ...]
 """Launch options that only some compilers know, such as the size of their matrix instructions, by name."""
 
 
+MANY = 5
+"""Programs of `Decode` a multiprocessor."""
+
+
 @dataclass(frozen=True, slots=True)
 class Extend:
     """Attention of rows with several queries: lanes (queries times heads of a group) and keys of a tile."""
@@ -22,12 +26,17 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Attention of single queries. `waves`: programs wanted per multiprocessor before keys are split no further."""
+    """Attention of single queries. `waves`: programs wanted per multiprocessor before keys are split no further.
+
+    `stages_of_many`, if any, is for more than `MANY` programs a multiprocessor: with as many, they wait for memory anyhow, and
+    fewer of them with more on the way take less. Fewer programs are better off all at once, with little memory each.
+    """
 
     block_n: int
     warps: int
     stages: int
     waves: int
+    stages_of_many: int = 0
     options: Options = ()
 
 

@@ -10,18 +10,23 @@ from vllm_triton.tuning import Tuning
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`shared_bytes` is the most shared memory of one program (CUDA C++ Programming Guide, table of compute capabilities)."""
+    """`shared_bytes` is the most shared memory of one program (CUDA C++ Programming Guide, table of compute capabilities).
+
+    `toolkit` is the first version of CUDA whose compilers know such chips (its release notes): what was built with an older
+    one, torch say, has no code for them.
+    """
 
     architectures: tuple[str, ...]
     shared_bytes: int
     tuning: Tuning
+    toolkit: tuple[int, int]
 
 
-AMPERE = Family(("sm_80",), 163 << 10, ampere.TUNING)
-ADA = Family(("sm_86", "sm_89"), 99 << 10, ada.TUNING)
-HOPPER = Family(("sm_90",), 227 << 10, hopper.TUNING)
-BLACKWELL = Family(("sm_100", "sm_103"), 227 << 10, blackwell.TUNING)
-BLACKWELL_SMALL = Family(("sm_120", "sm_121"), 99 << 10, blackwell.SMALL)
+AMPERE = Family(("sm_80",), 163 << 10, ampere.TUNING, (11, 0))
+ADA = Family(("sm_86", "sm_89"), 99 << 10, ada.TUNING, (11, 0))
+HOPPER = Family(("sm_90",), 227 << 10, hopper.TUNING, (11, 8))
+BLACKWELL = Family(("sm_100", "sm_103"), 227 << 10, blackwell.TUNING, (12, 8))
+BLACKWELL_SMALL = Family(("sm_120", "sm_121"), 99 << 10, blackwell.SMALL, (12, 8))
 
 FAMILIES = (AMPERE, ADA, HOPPER, BLACKWELL, BLACKWELL_SMALL)
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)

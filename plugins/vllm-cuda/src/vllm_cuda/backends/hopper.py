@@ -11,6 +11,8 @@ AHEAD_BYTES = 512
 
 def one_row(rows: int, columns: int) -> OneRow:
     """Within 5 % of the best of 16 at each shape of Qwen3 0.6B and 8B."""
+    if columns >= 4096:
+        return OneRow(4, 1024, 4)
     if columns > 1024:
         return OneRow(4, 2048, 8)
     return OneRow(4, 1024, 4) if rows <= 4096 else OneRow(4, 512, 4)
@@ -47,10 +49,14 @@ PROGRAMS = 132
 CLUSTERS = {2: 66, 3: 39}
 """Clusters of so many programs that run there at once, one program a multiprocessor."""
 
-WIDE_RINGS, NARROW_RINGS = 128 << 10, 96 << 10
-"""Bytes of shared memory of a program. A multiprocessor has room for one of each: a product that follows another at once is
-narrow, so that its weight is on the way while the other drains. It has none for two wide ones: the programs of a product
-never share one while another is idle."""
+WIDE_RINGS, NARROW_RINGS, WHOLE_RINGS = 128 << 10, 96 << 10, 210 << 10
+"""Bytes of shared memory of a program. A multiprocessor has room for a wide and a narrow one: a product that follows another
+at once is narrow, so that its weight is on the way while the other drains. It has none for two wide ones: the programs of a
+product never share one while another is idle. Beyond 64 rows x takes most of it, and a program all that there is."""
+
+X_STAGES = {1: 4, 2: 8, 3: 5, 4: 4}
+GATED_X_STAGES = {1: 4, 2: 6, 3: 4, 4: 4}
+"""Of x in a ring, by bands of 64 rows: x comes out of the L2 cache, too late where few stages are on the way."""
 
 LEAST_STAGES = 3
 """Of the weight in a ring: with fewer there is nothing on its way while one is multiplied and one has just come."""
@@ -58,38 +64,61 @@ LEAST_STAGES = 3
 MOST_ROWS = {1: 256, 2: 192, 3: 192}
 """Rows of the weight in a tile, by the programs of a cluster."""
 
+MOST_ROWS_OF_BANDS = {1: 256, 2: 256, 3: 192, 4: 128}
+"""The same by bands of 64 rows of x: threads of more bands have fewer registers for sums."""
+
+SMALL, LARGE = 2 << 20, 12 << 20
+"""Elements of a weight from which on this kernel is the faster one, for 65 to 128 rows and for any."""
+
 
 def streamed(count: int, rows: int, columns: int, gated: bool, multiprocessors: int) -> Tile | None:
-    """Tile of `vllm_cuda.few_rows` for a product; None where `few_rows` was measured to be as fast, or nothing was measured.
+    """Tile of `vllm_cuda.few_rows` for a product; None where another was measured to be as fast, or nothing was measured.
 
-    The products of Qwen3 8B's layers, one after the other in a graph, took 110.9 us a layer for 64 rows, and 117.5 by
-    `few_rows`; halves of them, for two ranks, 64.4 and 67.5. Smaller weights, and those of a vocabulary, were not faster; nor
-    was one row, which is `one_row`'s: a step took 4.7 ms by this kernel, 4.3 by that.
+    Measured on the products of a layer, one after the other in a graph, by this kernel where it is taken and without it, in
+    microseconds. Qwen3 8B, 64 rows: 109.9, 118.2; 96: 117.4, 127.4; 128: 119.6, 128.8; 160: 131.8, 140.2; 192: 145.4, 152.3;
+    256: 165, 169.6. Qwen3 0.6B, 96 rows: 29.9, 34.2. One row is `one_row`'s: a step took 4.7 ms by this kernel, 4.2 by that.
     """
     bands = -(-count // BAND)
-    if multiprocessors != PROGRAMS or rows >= 65536 or rows * columns < 12 << 20:
+    if multiprocessors != PROGRAMS or rows >= 65536 or not _taken(count, rows, columns, gated):
         return None
-    if count < 2 or bands > (2 if gated else 1):
-        return None
-    if gated:
-        cluster, wanted = 1, 16 * -(-rows // (PROGRAMS * 8))
+    if gated or (rows * columns < LARGE and rows > columns):
+        cluster, step = 1, 16 if gated else 8
+        wanted = step * -(-rows // (PROGRAMS * 8))
     else:
         cluster, wanted = 2, 16 * -(-rows // (CLUSTERS[2] * 16))
-        if wanted < 64:
+        if wanted < 64 and rows * columns >= LARGE:
             # Few rows of the weight in a tile: x would take as much of the way as the weight.
             cluster, wanted = 3, 24 * -(-rows // (CLUSTERS[3] * 24))
     if wanted > MOST_ROWS[cluster]:
         return None
-    ring = NARROW_RINGS if columns > rows and not gated else WIDE_RINGS
-    tile = tile_within(ring, wanted, cluster, bands, 4 if bands == 1 else 2)
+    if wanted > MOST_ROWS_OF_BANDS[bands]:
+        # Half of it, twice: whole groups of 8 rows of the gate and of the up projection.
+        wanted = 16 * -(-wanted // 32)
+    narrow = columns > rows and not gated
+    ring = WHOLE_RINGS if bands > 1 else NARROW_RINGS if narrow else WIDE_RINGS
+    x_stages = (GATED_X_STAGES if gated else X_STAGES)[bands]
+    if bands == 1 and rows > columns and not gated:
+        x_stages = 6
+    tile = tile_within(ring, wanted, cluster, bands, x_stages)
     return tile if tile.stages >= LEAST_STAGES else None
+
+
+def _taken(count: int, rows: int, columns: int, gated: bool) -> bool:
+    """Whether this kernel was the faster one. cuBLAS has tiles of 160 rows of x, which 161 do not fit into."""
+    if rows * columns < LARGE:
+        return 64 < count <= 128 and rows * columns >= SMALL
+    if gated or count <= 128:
+        return 2 <= count <= 256
+    if count <= 160:
+        return columns <= rows
+    return count <= 192 and columns >= rows
 
 
 TUNING = Tuning(
     family="hopper",
-    extend=Extend(block_m=64, block_n=64, warps=4, stages=2),
+    extend=Extend(block_m=64, block_n=64, warps=4, stages=3),
     extend_wide=Extend(block_m=64, block_n=64, warps=4, stages=2),
-    decode=Decode(block_n=64, warps=2, stages=3, waves=4),
+    decode=Decode(block_n=64, warps=2, stages=2, waves=4, stages_of_many=3),
     one_row=one_row,
     few_rows=few_rows,
     grouped=grouped,

@@ -11,7 +11,7 @@ from vllm_triton import offers as shared
 
 PROVIDER = "vllm-cuda"
 HOPPER_PROVIDER = f"{PROVIDER}-hopper"
-OWN = frozenset({PROVIDER, HOPPER_PROVIDER})
+OWN = frozenset({PROVIDER, f"{PROVIDER}-gather", HOPPER_PROVIDER})
 """Providers whose kernels are all of this distribution and of vllm-triton."""
 
 _COMM = "vllm_cuda.comm"

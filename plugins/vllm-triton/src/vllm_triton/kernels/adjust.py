@@ -91,7 +91,7 @@ def penalise(logits, counts, known, records, slots, lengths, first, V, width, BL
         tl.store(target, value, mask=mine)
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit(do_not_specialize=["width", "features"])
 def adjust(
     logits, known, records, bias_ids, bias_values, stop_ids, bad_words, slots, lengths, V, width, features,
     BLOCK: tl.constexpr, PDL: tl.constexpr
@@ -135,7 +135,7 @@ def adjust(
             at += 1 + tl.maximum(count, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["mask"])
 def grammar_mask(logits, mask, rows, V, num_words, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """-inf where a row's bit is 0: one program a masked row and BLOCK tokens."""
     trigger(PDL)

@@ -59,21 +59,31 @@ def absorb(product, v, v_scale, total, largest, acc, KIND: tl.constexpr):
 
 
 @triton.jit
+def blocks_of(block_table, row, table_stride, start, length, TPB: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Blocks of tokens start .. start + BLOCK_N of a row of ``length``: one where a tile is within a block, else one a token.
+
+    A loop asks for those of its next tile while it computes: where keys are is then known when they are asked for. A tile may
+    reach past the row's table, for the last row past all of it.
+    """
+    if BLOCK_N <= TPB:
+        return tl.load(block_table + row * table_stride + start // TPB, mask=start < length, other=0)
+    else:
+        keys = start + tl.arange(0, BLOCK_N)
+        return tl.load(block_table + row * table_stride + keys // TPB, mask=keys < length, other=0)
+
+
+@triton.jit
 def tile_of(
-    cache, block_table, row, table_stride, block_stride, start, length, kv_head, HK: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_N: tl.constexpr
+    blocks, block_stride, start, kv_head, D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Offsets of the keys of tokens start .. start + BLOCK_N of a row of ``length``; the values lie HK * TPB * D further."""
-    keys = start + tl.arange(0, BLOCK_N)
+    """Offsets of the keys of tokens start .. start + BLOCK_N, in ``blocks``; the values lie HK * TPB * D further."""
     columns = tl.arange(0, BLOCK_D)
     if BLOCK_N <= TPB:
-        block = tl.load(block_table + row * table_stride + start // TPB).to(tl.int64)
-        base = block * block_stride + (kv_head * TPB + start % TPB) * D
+        base = blocks.to(tl.int64) * block_stride + (kv_head * TPB + start % TPB) * D
         return base + (tl.arange(0, BLOCK_N)[:, None] * D + columns[None, :])
     else:
-        # A tile of several blocks may reach past the row's table, for the last row past all of it.
-        blocks = tl.load(block_table + row * table_stride + keys // TPB, mask=keys < length, other=0).to(tl.int64)
-        places = blocks * block_stride + (kv_head * TPB + keys % TPB) * D
+        keys = start + tl.arange(0, BLOCK_N)
+        places = blocks.to(tl.int64) * block_stride + (kv_head * TPB + keys % TPB) * D
         return places[:, None] + columns[None, :]
 
 
@@ -93,12 +103,14 @@ def extend_span(
     FP8: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
     """Attend to keys low .. high, both multiples of BLOCK_N; ``oldest`` is the first query's position."""
+    blocks = blocks_of(block_table, row, table_stride, low, tl.minimum(high, length), TPB, BLOCK_N)
     for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
         keys = start + tl.arange(0, BLOCK_N)
         there = keys < length
         if WINDOW:
             there &= keys > oldest - window
-        at = tile_of(cache, block_table, row, table_stride, block_stride, start, length, kv_head, HK, D, BLOCK_D, TPB, BLOCK_N)
+        at = tile_of(blocks, block_stride, start, kv_head, D, BLOCK_D, TPB, BLOCK_N)
+        blocks = blocks_of(block_table, row, table_stride, start + BLOCK_N, tl.minimum(high, length), TPB, BLOCK_N)
         if MASK or BLOCK_D != D:
             # A tile may reach past the sequence, or before the window: to slots that hold anything, NaN too.
             inside = there[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
@@ -200,28 +212,36 @@ def extend(
 @triton.jit
 def merge(
     target, partial, sums, base, used, splits, out_head, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    SPANS: tl.constexpr
+    MEMBERS: tl.constexpr, SPANS: tl.constexpr
 ):  # fmt: skip
-    """Write the spans of a row and KV head as one: their means weighted by their sums, SPANS of them at a time."""
+    """Write the spans of a row and KV head as one: their means weighted by their sums, of MEMBERS heads SPANS at a time."""
     columns = tl.arange(0, BLOCK_D)
-    for member in tl.static_range(G):
-        largest = float("-inf")
-        total = 0.0
-        acc = tl.zeros([BLOCK_D], tl.float32)
+    for first in tl.static_range(0, G, MEMBERS):
+        member = first + tl.arange(0, MEMBERS)
+        largest = tl.full([MEMBERS], float("-inf"), tl.float32)
+        total = tl.zeros([MEMBERS], tl.float32)
+        acc = tl.zeros([MEMBERS, BLOCK_D], tl.float32)
         for start in range(0, used, SPANS):
             span = start + tl.arange(0, SPANS)
-            at = base + member * splits + span
+            # Heads beyond the last one repeat it, so that all have sums.
+            at = base + tl.minimum(member, G - 1)[:, None] * splits + span[None, :]
             there = span < used
-            logs = tl.load(sums + at, mask=there, other=float("-inf"), cache_modifier=".cg")
-            inside = there[:, None] & (columns < D)[None, :]
-            parts = tl.load(partial + at[:, None] * D + columns[None, :], mask=inside, other=0.0, cache_modifier=".cg")
-            highest = tl.maximum(largest, tl.max(logs, 0))
+            logs = tl.load(sums + at, mask=there[None, :], other=float("-inf"), cache_modifier=".cg")
+            parts = tl.load(
+                partial + at[:, :, None] * D + columns[None, None, :],
+                mask=there[None, :, None] & (columns < D)[None, None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            highest = tl.maximum(largest, tl.max(logs, 1))
             shrink = tl.exp2(largest - highest)
-            weight = tl.exp2(logs - highest)
-            acc = acc * shrink + tl.sum(parts * weight[:, None], 0)
-            total = total * shrink + tl.sum(weight, 0)
+            weight = tl.exp2(logs - highest[:, None])
+            acc = acc * shrink[:, None] + tl.sum(parts * weight[:, :, None], 1)
+            total = total * shrink + tl.sum(weight, 1)
             largest = highest
-        tl.store(target + member * out_head + columns, (acc / total).to(target.dtype.element_ty), mask=columns < D)
+        inside = (member < G)[:, None] & (columns < D)[None, :]
+        result = acc / total[:, None]
+        tl.store(target + member[:, None] * out_head + columns[None, :], result.to(target.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["splits", "window", "table_stride"])
@@ -265,9 +285,11 @@ def decode(
     total = tl.zeros([GP], tl.float32)
     largest = tl.full([GP], float("-inf"), tl.float32)
     acc = tl.zeros([GP, BLOCK_D], tl.float32)
+    blocks = blocks_of(block_table, row, table_stride, low, high, TPB, BLOCK_N)
     for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
         keys = start + tl.arange(0, BLOCK_N)
-        at = tile_of(cache, block_table, row, table_stride, block_stride, start, length, kv_head, HK, D, BLOCK_D, TPB, BLOCK_N)
+        at = tile_of(blocks, block_stride, start, kv_head, D, BLOCK_D, TPB, BLOCK_N)
+        blocks = blocks_of(block_table, row, table_stride, start + BLOCK_N, high, TPB, BLOCK_N)
         seen = keys < length
         if WINDOW:
             seen &= keys >= length - window
@@ -294,7 +316,7 @@ def decode(
             tl.debug_barrier()
             if tl.atomic_add(locks + row * HK + kv_head, 1, sem="acq_rel") == used - 1:
                 first = out + token * out_token + kv_head * G * out_head
-                merge(first, partial, sums, base, used, splits, out_head, G, D, BLOCK_D, 8)
+                merge(first, partial, sums, base, used, splits, out_head, G, D, BLOCK_D, 4 if G > 2 else G, 8)
                 tl.atomic_xchg(locks + row * HK + kv_head, 0, sem="relaxed")
     if whole:
         target = out + token * out_token + head[:, None] * out_head + columns[None, :]

@@ -40,11 +40,12 @@ def one_row(
     columns = tl.arange(0, BLOCK_K)
     valid = rows < N
     at = weight + rows.to(tl.int64)[:, None] * K
+    up_at = at + tl.full([], N, tl.int64) * K
     first = valid[:, None] & (columns < K)[None, :]
     # The weight does not depend on the kernel before: its first tile is on the way while that one ends.
     tile = tl.load(at + columns[None, :], mask=first, other=0.0, eviction_policy="evict_first")
     if EPILOGUE == GATED:
-        up_tile = tl.load(at + N * K + columns[None, :], mask=first, other=0.0, eviction_policy="evict_first")
+        up_tile = tl.load(up_at + columns[None, :], mask=first, other=0.0, eviction_policy="evict_first")
         up_acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     wait(PDL)
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -62,7 +63,7 @@ def one_row(
             inside = valid[:, None] & (after < K)[None, :]
             tile = tl.load(at + after[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
             if EPILOGUE == GATED:
-                up_tile = tl.load(at + N * K + after[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+                up_tile = tl.load(up_at + after[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
     result = tl.sum(acc, 1)
     if NORM:
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
@@ -99,10 +100,11 @@ def few_rows(
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     valid = rows < N
     lines = weight + (tl.where(valid, rows, 0).to(tl.int64) * K + split * SPAN)
+    between = tl.full([], N, tl.int64) * K
     if PDL and AHEAD > 0:
         prefetch(lines, AHEAD)
         if EPILOGUE == GATED:
-            prefetch(lines + N * K, AHEAD)
+            prefetch(lines + between, AHEAD)
     token = tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_K)
     source = x + (token.to(tl.int64)[:, None] * K + split * SPAN + columns[None, :])
@@ -116,7 +118,7 @@ def few_rows(
         w = tl.load(at + start, eviction_policy="evict_first")
         acc = tl.dot(value, tl.trans(w), acc)
         if EPILOGUE == GATED:
-            up = tl.load(at + N * K + start, eviction_policy="evict_first")
+            up = tl.load(at + between + start, eviction_policy="evict_first")
             up_acc = tl.dot(value, tl.trans(up), up_acc)
     last = True
     if SPLIT > 1:

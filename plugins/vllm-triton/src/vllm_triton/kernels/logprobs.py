@@ -15,7 +15,7 @@ from vllm_triton.kernels.pdl import trigger, wait
 LOWEST = tl.constexpr(-(1 << 63))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K"])
 def survey(
     largest, sums, above, best, logits, tokens, V, chunks, K, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
@@ -42,7 +42,7 @@ def survey(
         key = tl.where(key == top, LOWEST, key)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K"])
 def conclude(
     chosen, rank, top_ids, top, largest, sums, above, best, logits, tokens, V, chunks, K, BLOCK_C: tl.constexpr,
     BLOCK_K: tl.constexpr, PDL: tl.constexpr

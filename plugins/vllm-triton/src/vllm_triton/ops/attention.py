@@ -8,7 +8,7 @@ from torch import Tensor
 from vllm_triton.kernels import attention
 from vllm_triton.ops.cache import KV
 from vllm_triton.ops.launch import Scratch, filled, power_of_2
-from vllm_triton.tuning import Extend, active
+from vllm_triton.tuning import MANY, Extend, active
 
 MAX_SPLITS = 64
 EXACT = Extend(block_m=32, block_n=16, warps=4, stages=2)
@@ -134,6 +134,8 @@ def _decode(
         splits, cells = 1, 0
     sums = scratch[: 4 * cells].view(torch.float32)
     partial = scratch[4 * cells : 4 * cells * (kv.head_size + 1)].view(torch.float32)
+    many = num_rows * kv.num_heads * splits > MANY * chip.multiprocessors
+    stages = tuning.stages_of_many if many and tuning.stages_of_many else tuning.stages
     attention.decode[(num_rows, kv.num_heads, splits)](
         out,
         partial if splits > 1 else out,
@@ -155,10 +157,10 @@ def _decode(
         GP=max(16, power_of_2(int(shape["G"]))),
         BLOCK_N=min(EXACT.block_n if q.element_size() == 4 else tuning.block_n, max(16, kv.tokens_per_block)),
         SPLIT=splits > 1,
-        STAGES=tuning.stages,
+        STAGES=stages,
         # Codes are widened in registers, which so few warps do not have.
         num_warps=tuning.warps if kv.kind == 0 else max(4, tuning.warps),
-        num_stages=tuning.stages,
+        num_stages=stages,
         **dict(tuning.options),
         **chip.dependent,
         **shape,

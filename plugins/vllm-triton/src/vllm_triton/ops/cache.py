@@ -173,7 +173,8 @@ def _launch(
         INTERLEAVED=interleaved,
         WRITE=kv is not None,
         KIND=0 if kv is None else kv.kind,
-        num_warps=max(1, min(4, heads * size // 256)),
+        # A power of two, as compilers want it, also for heads of 96 elements.
+        num_warps=max(1, min(4, power_of_2(heads * size) // 256)),
         **dependent,
     )
 

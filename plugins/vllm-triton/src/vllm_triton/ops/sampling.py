@@ -197,7 +197,8 @@ def log_probabilities(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
             top,
             *found,
             BLOCK_C=power_of_2(chunks),
-            BLOCK_K=power_of_2(max(1, chunks * taken)),
+            # The same for any k: none waits for a compiler.
+            BLOCK_K=power_of_2(chunks * MOST_LARGEST),
             num_warps=4,
             **dependent,
         )
