@@ -95,6 +95,11 @@ class Sequences:
         hidden = self.model.forward(inputs, self.kv)
         return [part.clone() for part in hidden.split([len(new) for _, new in rows])]
 
+    def step_of(self, rows: Sequence[tuple[int, Sequence[int]]], wanted: Sequence[int]) -> torch.Tensor:
+        """Run one step of which only some tokens' hidden states are wanted; returns these, copied."""
+        inputs = self._inputs(rows)
+        return self.model.forward(inputs, self.kv, torch.tensor(wanted, dtype=torch.int64)).clone()
+
     def logits(self, rows: Sequence[tuple[int, Sequence[int]]]) -> list[torch.Tensor]:
         """Like `step`, but float32 logits [n, V] of every token."""
         out = []

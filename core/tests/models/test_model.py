@@ -110,6 +110,20 @@ def test_a_step_fetches_no_call_site_and_allocates_nothing_from_the_device(build
     assert build.device.allocated == allocated
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma", "mixtral", "qwen3_moe"])
+def test_the_last_layer_goes_on_with_the_wanted_rows_alone(build, llama_config, name):
+    """Whatever is left out of it, the next step finds all keys."""
+    config = {"llama": llama_config, "gemma": GEMMA, "mixtral": MIXTRAL, "qwen3_moe": QWEN3_MOE}[name]
+    first, second = [(0, [3, 4, 5, 9, 2]), (1, [7, 1, 8])], [(0, [6]), (1, [2])]
+    whole, few, none = build(config), build(config), build(config)
+    everything = torch.cat(whole.step(first))
+    assert torch.allclose(few.step_of(first, [4, 7]), everything[[4, 7]], rtol=1e-5, atol=1e-6)
+    assert none.step_of(first, []).shape == (0, everything.shape[1])
+    after = torch.cat(whole.step(second))
+    for other in (few, none):
+        assert torch.allclose(torch.cat(other.step(second)), after, rtol=1e-5, atol=1e-6)
+
+
 def test_weights_and_workspace_are_counted_in_their_pools(build, llama_config):
     sequences = build(llama_config)
     spec, allocated = sequences.spec, build.device.allocated
@@ -117,6 +131,7 @@ def test_weights_and_workspace_are_counted_in_their_pools(build, llama_config):
     table = 129 * 12
     assert allocated["weights"] == 4 * (2 * 67 * 48 + 2 * per_layer + 48 + table)
     width = 3 * 48 + (4 + 2 * 2) * 12 + 48 + 3 * spec.intermediate_size
+    width += 48 + 4 * 12  # of rows with which the last layer goes on
     assert allocated["workspace"] == 4 * 256 * width
     assert set(allocated) == {"weights", "workspace"}
 

@@ -50,8 +50,8 @@ class Model(Protocol):
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take the weights."""
 
-    def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
-        """Return hidden states [T, H] after the final norm."""
+    def forward(self, inputs: StepInputs, kv: Sequence[Any], rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Return hidden states [T, H] after the final norm, or [R, H] of ``rows``."""
 
     def logits(self, out: torch.Tensor, rows: torch.Tensor) -> None:
         """Write float32 [R, V] from hidden rows [R, H]."""
@@ -86,6 +86,14 @@ def allocate_state(device: Device, shape: StateShape) -> BatchState:
         block_tables=tuple(table(n) for n in shape.max_blocks),
         tokens_per_block=shape.tokens_per_block,
     )
+
+
+def bytes_of(spec: ModelSpec, shape: StateShape, rows: int) -> int:
+    """What the batch state and the tail of a program take of the device at most, in steps of up to ``rows`` sequences."""
+    words = shape.max_len + 2 + layout.ADMIT_WORDS + 2 * layout.MAX_BIAS + layout.MAX_STOP + layout.MAX_BAD_WORDS
+    state = 4 * (shape.num_slots + 1) * (words + sum(shape.max_blocks))
+    numbers = spec.vocab_size if spec.pooling is None else STAGES * spec.pooled_size
+    return state + rows * (spec.hidden_size * TORCH_DTYPES[spec.dtype].itemsize + 4 * numbers + 5 * STAGES)
 
 
 class _Rows:
@@ -198,14 +206,14 @@ class ComposedProgram(StepProgram):
         self._logprobs = ops.get("log_probabilities", "tail")
         self._pool = ops.get("pool", "tail") if spec.pooling is not None else None
         self._features = np.zeros(state.num_slots + 1, dtype=np.int32)
-        self._allocate_tail(rows)
+        sizes = [size for size in graph_sizes if size <= rows] if spec.pooling is None else []
+        self._allocate_tail(rows, captures=bool(sizes))
         self._stages, self._mask_stages = _Stages(device), _Stages(device)
         self._turn = 0
         self._no_autograd = torch.inference_mode()
-        sizes = [size for size in graph_sizes if size <= rows] if spec.pooling is None else []
         self._captured = CapturedSteps(device, state, self._decode, sizes, STAGES) if sizes else None
 
-    def _allocate_tail(self, rows: int) -> None:
+    def _allocate_tail(self, rows: int, *, captures: bool) -> None:
         spec, device = self.spec, self._device
         dtype = TORCH_DTYPES[spec.dtype]
         self._rows = rows
@@ -215,8 +223,9 @@ class ComposedProgram(StepProgram):
         else:
             self._pooled = [device.allocate("workspace", (rows, spec.pooled_size), torch.float32) for _ in range(STAGES)]
         # Tokens and flags of steps in flight must not be overwritten, so they rotate with the staging buffers. On a device
-        # with memory of its own only the host's side rotates: the device itself keeps steps and copies in order.
-        shared = None if self._host_memory else device.allocate("workspace", (5 * rows,), torch.uint8)
+        # with memory of its own only the host's side rotates: the device itself keeps steps and copies in order. So it is with
+        # captured steps, which write to one address.
+        shared = None if self._host_memory and not captures else device.allocate("workspace", (5 * rows,), torch.uint8)
         self._results = [_Rows(device, rows, shared) for _ in range(STAGES)]
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -228,13 +237,14 @@ class ComposedProgram(StepProgram):
         self._device.restore("weights")  # to a pool that is there nothing happens
 
     def sleep(self) -> None:
-        """Weights to the host, KV cache dropped."""
+        """Weights to the host, KV cache dropped. Raises MemoryBudgetError, with nothing given back, where the host is full."""
         device = self._device
         device.synchronize()
         if self._captured is not None and not device.stable_addresses:
             self._captured.clear()
-        device.release("kv")
+        # What may fail comes first: steps go on after that.
         device.offload("weights")
+        device.release("kv")
 
     def wake_up(self) -> None:
         """The reverse. Raises MemoryBudgetError, with nothing taken."""
@@ -325,14 +335,19 @@ class ComposedProgram(StepProgram):
             self._mirror_features(delta.packed, header[layout.H_ADMITTED])
         self._batch_update(self.state, packed, header)
         inputs: StepInputs = self._build_step(self.state, packed, header)
-        hidden = self._model.forward(inputs, self._kv)
-        rows = self._results[self._turn]
         count = header[layout.H_NUM_SAMPLED]
+        hidden = self._model.forward(inputs, self._kv, self._wanted(key, inputs, count))
+        rows = self._results[self._turn]
         if count != rows.count:
             rows.cut(count)
         if key.tail == "pool":
             return self._pool_tail(rows, inputs, hidden)
         return self._sample_tail(rows, key, delta, inputs, hidden)
+
+    def _wanted(self, key: StepKey, inputs: StepInputs, count: int) -> torch.Tensor | None:
+        """Rows whose hidden states are all that the step's tail reads; None is all of them, as where gathering gains little."""
+        few = 2 * count <= inputs.num_tokens
+        return inputs.sample_rows if few and key.tail != "pool" and not key.features & layout.F_PROMPT_LOGPROBS else None
 
     def _mirror_features(self, packed: npt.NDArray[np.int32], admitted: int) -> None:
         """Remember each slot's features on the host: prompt log-probabilities need rows without asking the device."""
@@ -367,7 +382,7 @@ class ComposedProgram(StepProgram):
 
     def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor, count: int) -> torch.Tensor:
         rows = hidden
-        if count != inputs.num_tokens:
+        if count != len(hidden):
             rows = self._hidden[:count]
             self._gather(rows, hidden, inputs.sample_rows)
         if count != len(self._logits):
@@ -423,7 +438,7 @@ class ComposedProgram(StepProgram):
         self, rows: _Rows, logprobs: Logprobs | None, prompt: Logprobs | None, pooled: torch.Tensor | None = None
     ) -> StepHandle:
         """Start the copies to the host and return the handle that waits for them."""
-        if not self._host_memory:
+        if rows.host_bytes is not rows.raw:
             rows.host_bytes.copy_(rows.raw, non_blocking=True)
         tokens, nonfinite = rows.arrays
         result = StepResult(

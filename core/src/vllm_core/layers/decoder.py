@@ -30,6 +30,14 @@ IGNORED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 """Buffers that old checkpoints carry."""
 
 
+Narrow = Callable[[Views], Views]
+
+
+def same(x: Views) -> Views:
+    """All rows."""
+    return x
+
+
 class NormWeight:
     """float32 weight of an RMS norm, the architecture's offset added."""
 
@@ -57,7 +65,8 @@ class DecoderLayer:
         layer, group = spec.layers[index], spec.kv_groups()[spec.group_of_layer()[index]]
         role = f"kv.{group.index}.{group.kind}"
         self._linear = ops.get("linear", "linear")
-        if spec.is_fused_around_linear:
+        self._fused = spec.is_fused_around_linear
+        if self._fused:
             self._linear_add, self._norm_linear = (ops.get(op, "linear") for op in ("linear_add", "rms_norm_linear"))
         self._sparse = SparseMLP(spec, device, ops, shard) if layer.sparse else None
         if self._sparse is not None:
@@ -116,27 +125,33 @@ class DecoderLayer:
         self.gate_up.expect(loader, both, hidden, dtype, bias=spec.mlp_bias, cuts=cuts)
         self.down.expect_summed(loader, f"{name}down_proj", hidden, inner, dtype, bias=spec.mlp_bias, shard=shard)
 
-    def run_fused(self, x: Views, inputs: StepInputs, kv: Any) -> None:
-        """One layer on the residual stream alone, in ops that take norms and adds along with the products."""
+    def run_fused(self, x: Views, inputs: StepInputs, kv: Any, narrow: Narrow = same) -> Views:
+        """One layer on the residual stream alone, in ops that take norms and adds along with the products.
+
+        ``narrow`` says with which rows it goes on after attention; returns these.
+        """
         eps, linear_add = self._eps, self._linear_add
         self._norm_linear(x.qkv, x.hidden, x.residual, self.input_norm.value, eps, self.qkv.packed)
         self._attend(x, inputs, kv)
+        x = narrow(x)
         linear_add(x.residual, x.delta, x.attended_flat, self.out.packed)
         if self._sparse is not None:
             self._rms_norm(x.hidden, x.residual, self.mlp_input_norm.value, eps)
             self._sparse.run(x.delta, x.hidden, x.routed)
             self._add(x.residual, x.residual, x.delta)
-            return
+            return x
         self._norm_gated_linear(
             x.narrow, x.wide, x.hidden, x.residual, self.mlp_input_norm.value, eps, self.gate_up.packed, self._kind
         )
         linear_add(x.residual, x.delta, x.narrow, self.down.packed)
+        return x
 
-    def run(self, x: Views, inputs: StepInputs, kv: Any) -> None:
-        """One layer, from the normed input in `hidden` to the MLP's output in `delta`."""
+    def run(self, x: Views, inputs: StepInputs, kv: Any, narrow: Narrow = same) -> Views:
+        """One layer, from the normed input in `hidden` to the MLP's output in `delta`; ``narrow`` as in `run_fused`."""
         linear, eps = self._linear, self._eps
         linear(x.qkv, x.hidden, self.qkv.packed)
         self._attend(x, inputs, kv)
+        x = narrow(x)
         linear(x.delta, x.attended_flat, self.out.packed)
         if self._reduce is not None:
             self._reduce(x.delta, self._all)
@@ -152,22 +167,20 @@ class DecoderLayer:
             self._reduce(x.delta, self._all)
         if self._sandwich:
             self._rms_norm(x.delta, x.delta, self.mlp_norm.value, eps)
+        return x
+
+    def write_keys(self, x: Views, inputs: StepInputs, kv: Any) -> torch.Tensor:
+        """Of a layer of whose output nothing is read: its keys and values alone. Returns no rows."""
+        if self._fused:
+            self._norm_linear(x.qkv, x.hidden, x.residual, self.input_norm.value, self._eps, self.qkv.packed)
+        else:
+            self._linear(x.qkv, x.hidden, self.qkv.packed)
+        self._write(x, inputs, kv)
+        return x.hidden[:0]
 
     def _attend(self, x: Views, inputs: StepInputs, kv: Any) -> None:
         group = self._group
-        self._rope_and_write(
-            x.q,
-            x.k,
-            x.v,
-            self.q_norm.value,
-            self.k_norm.value,
-            self._eps,
-            inputs.positions,
-            self._table,
-            self._interleaved,
-            kv,
-            inputs.slot_mapping[group],
-        )
+        self._write(x, inputs, kv)
         self._attention(
             x.attended,
             x.q,
@@ -180,6 +193,21 @@ class DecoderLayer:
             self._scale,
             self._window,
             self._cap,
+        )
+
+    def _write(self, x: Views, inputs: StepInputs, kv: Any) -> None:
+        self._rope_and_write(
+            x.q,
+            x.k,
+            x.v,
+            self.q_norm.value,
+            self.k_norm.value,
+            self._eps,
+            inputs.positions,
+            self._table,
+            self._interleaved,
+            kv,
+            inputs.slot_mapping[self._group],
         )
 
 
@@ -210,7 +238,9 @@ class Decoder:
         mine = spec.shard(shard.workers)
         self._add_rms_norm = summing_norm(mine, ops, shard)
         self._fused = mine.is_fused_around_linear
-        self._workspace = Workspace(mine, device, max_tokens)
+        generates = spec.pooling is None
+        self._workspace = Workspace(mine, device, max_tokens, (max_rows or max_tokens) if generates else 0)
+        self._gather = ops.get("gather_rows", "tail") if generates else None
         self._final_norm = NormWeight(device, spec.norm_offset)
         # A pooling model has no use for logits.
         self._head: Head | None = None
@@ -242,22 +272,32 @@ class Decoder:
         there = device.eager.kind == "full" and device.facts.memory_kind != "host"
         self.load(self._loader.dummy(seed, bound, partial(device.adopt, "workspace") if there else None))
 
-    def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
-        """Run a step; returns hidden states [T, H] after the final norm, or logits of classes, valid until the next step."""
-        hidden = self._hidden(inputs, kv)
+    def forward(self, inputs: StepInputs, kv: Sequence[Any], rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Run a step; returns hidden states [T, H] after the final norm, or logits of classes, valid until the next step.
+
+        With ``rows``, int64 [R], [R, H] of these: nothing else of the last layer is computed once its keys are written.
+        """
+        hidden = self._hidden(inputs, kv, rows)
         return hidden if self._labels is None else self._labels.run(hidden)
 
-    def _hidden(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
+    def _hidden(self, inputs: StepInputs, kv: Sequence[Any], rows: torch.Tensor | None) -> torch.Tensor:
         x, eps, add_rms_norm = self._workspace.views(inputs.num_tokens), self._eps, self._add_rms_norm
+        last = len(self._layers) - 1
+        of_rows, gather = self._workspace.of_rows, self._gather
+        narrow = same if rows is None or gather is None else partial(of_rows, rows=rows, gather=gather)
         self._embedding.run(x.residual, inputs.token_ids, self._embedding_scale)
         if self._fused:
-            for layer, layer_kv in zip(self._layers, kv, strict=True):
-                layer.run_fused(x, inputs, layer_kv)
+            for index, (layer, layer_kv) in enumerate(zip(self._layers, kv, strict=True)):
+                if index == last and rows is not None and not len(rows):
+                    return layer.write_keys(x, inputs, layer_kv)
+                x = layer.run_fused(x, inputs, layer_kv, narrow if index == last else same)
             self._rms_norm(x.hidden, x.residual, self._norms[-1], eps)
             return x.hidden
         self._rms_norm(x.hidden, x.residual, self._norms[0], eps)
-        for layer, layer_kv, next_norm in zip(self._layers, kv, self._norms[1:], strict=True):
-            layer.run(x, inputs, layer_kv)
+        for index, (layer, layer_kv, next_norm) in enumerate(zip(self._layers, kv, self._norms[1:], strict=True)):
+            if index == last and rows is not None and not len(rows):
+                return layer.write_keys(x, inputs, layer_kv)
+            x = layer.run(x, inputs, layer_kv, narrow if index == last else same)
             add_rms_norm(x.hidden, x.residual, x.delta, next_norm, eps)
         return x.hidden
 

@@ -125,7 +125,7 @@ class Encoder:
         """Draw random weights that depend on ``seed`` and their names alone, uniform within ``bound`` if that is given."""
         self.load(self._loader.dummy(seed, bound))
 
-    def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, kv: Sequence[Any], rows: torch.Tensor | None = None) -> torch.Tensor:
         """Run a step of whole sequences; returns hidden states [T, H], or logits of classes, valid until the next step."""
         x = self._workspace.views(inputs.num_tokens)
         self._words.run(x.hidden, inputs.token_ids, 1.0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,11 +45,11 @@ class Views:
 class Workspace:
     """The buffers. Their views are cached by number of tokens, because making them costs more than a decode op."""
 
-    def __init__(self, spec: ModelSpec, device: Device, max_tokens: int) -> None:
+    def __init__(self, spec: ModelSpec, device: Device, max_tokens: int, max_rows: int = 0) -> None:
         dtype: torch.dtype = TORCH_DTYPES[spec.dtype]
 
-        def buffer(width: int) -> torch.Tensor:
-            return device.allocate("workspace", (max_tokens, width), dtype)
+        def buffer(width: int, count: int = max_tokens) -> torch.Tensor:
+            return device.allocate("workspace", (count, width), dtype)
 
         self._spec = spec
         self._hidden, self._delta, self._residual = (buffer(spec.hidden_size) for _ in range(3))
@@ -59,6 +60,16 @@ class Workspace:
         routed = spec.experts
         self._routed = RoutedBuffers(routed, spec.hidden_size, device, max_tokens, dtype) if routed is not None else None
         self._views: dict[int, Views] = {}
+        # Where a layer goes on with some rows of a step: what it reads of them, beside the buffers of all.
+        self._of_rows = [buffer(width, max_rows) for width in (spec.hidden_size, spec.num_heads * spec.head_size) if max_rows]
+
+    def of_rows(self, x: Views, rows: torch.Tensor, gather: Callable[..., None]) -> Views:
+        """Views of as many tokens as ``rows``, int64 [R], with the residual stream and what was attended of these rows of x."""
+        count = len(rows)
+        residual, attended = (whole[:count] for whole in self._of_rows)
+        gather(residual, x.residual, rows)
+        gather(attended, x.attended_flat, rows)
+        return replace(self.views(count), residual=residual, attended_flat=attended)
 
     def views(self, num_tokens: int) -> Views:
         """The views of a step of ``num_tokens`` tokens."""

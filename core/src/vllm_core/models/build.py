@@ -31,11 +31,12 @@ class Model(Protocol):
     def load_dummy(self, seed: int, bound: float | None = None) -> None:
         """Draw random weights that depend on ``seed`` and their names alone."""
 
-    def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, kv: Sequence[Any], rows: torch.Tensor | None = None) -> torch.Tensor:
         """Run one step; ``kv`` holds what `kv_bind` returned for each layer.
 
         Returns hidden states [T, H] after the final norm, or, where the model classifies, logits of classes [T, num_labels] in
-        its dtype; in a buffer that the next step overwrites.
+        its dtype; in a buffer that the next step overwrites. ``rows``, int64 [R] with 0 <= R < T, are the only ones that are
+        wanted: a model may return [R, H] of these.
         """
 
     def logits(self, out: torch.Tensor, rows: torch.Tensor) -> None:

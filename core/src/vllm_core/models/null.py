@@ -56,7 +56,7 @@ class NullModel:
     def load_dummy(self, seed: int, bound: float | None = None) -> None:
         """There are no weights."""
 
-    def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, kv: Sequence[Any], rows: torch.Tensor | None = None) -> torch.Tensor:
         """Return [T, H] of zeros."""
         if inputs.num_tokens != self._num_tokens:
             self._num_tokens = inputs.num_tokens

@@ -115,7 +115,7 @@ class RewiredModel:
             torch.manual_seed(seed)
             self._install(self._from_config())
 
-    def forward(self, inputs: StepInputs, kv: Sequence[Any]) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, kv: Sequence[Any], rows: torch.Tensor | None = None) -> torch.Tensor:
         """Run one step; returns hidden states [T, H] after the final norm."""
         count = inputs.num_tokens
         ids, positions = self._ids[:, :count], self._positions[:, :count]
