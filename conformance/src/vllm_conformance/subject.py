@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vllm_conformance.case import MissingDeviceError
+from vllm_conformance.case import MissingDeviceError, Subject
 from vllm_core.api import CAPABILITIES, ProbeReport
 from vllm_core.errors import PluginError, UnknownPlatformError, nearest
 from vllm_core.registry.candidates import Plugins, load_all, narrow, with_offers
@@ -175,6 +175,19 @@ def missing_device(platform: str, found: str, wanted: int = 1) -> MissingDeviceE
         found=found,
         expected=f"{wanted} device{'s' if wanted > 1 else ''}",
         fix="run where they are; `vllm-core doctor` says why one is not seen",
+    )
+
+
+def places_of(subject: Subject, workers: int) -> list[DeviceFacts]:
+    """The device of each of so many workers, one that they may share if need be. Raises MissingDeviceError."""
+    if len(subject.all_facts) >= workers:
+        return list(subject.all_facts[:workers])
+    if subject.facts.max_workers >= workers:
+        return [subject.facts] * workers
+    raise missing_device(
+        subject.platform,
+        f"{len(subject.all_facts)} of architecture {subject.facts.architecture}, and none that {workers} workers may share",
+        workers,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from vllm_conformance.case import MissingDeviceError
 from vllm_conformance.cases import speed
-from vllm_conformance.cases.runs import peers, rank
+from vllm_conformance.cases.runs import groups, peers, rank, whole
 from vllm_core.api import OPS
 
 WRONG_SUM = """
@@ -88,6 +88,15 @@ def test_a_peer_copy_that_loses_values_fails(host_device, subject, run_case):
 def test_a_missing_second_device_is_missing_and_not_wrong(subject):
     with pytest.raises(MissingDeviceError):
         peers.devices_do_not_mix(subject(), {})
+
+
+@pytest.mark.parametrize("case", [whole.two_workers, groups.collectives])
+def test_a_device_that_no_two_workers_may_share_is_missing_a_second(host_device, subject, case):
+    """FAIL, it said once on a machine with one GPU."""
+    alone = first(host_device)
+    alone.facts = replace(alone.facts, max_workers=1)
+    with pytest.raises(MissingDeviceError):
+        case(subject(device=alone), {"model": "llama"})
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])

@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
-from vllm_conformance.case import Evidence, MissingDeviceError, Subject
+from vllm_conformance.case import Evidence, Subject
 from vllm_conformance.cases.runs.ops import serving
+from vllm_conformance.subject import places_of
 from vllm_core.api import DeviceFacts
 
 WORLD = 2
@@ -35,7 +36,7 @@ class RankResult(msgspec.Struct):
 
 def collectives(subject: Subject, params: Mapping[str, Any]) -> Evidence:
     """Every rank has the sum, all columns in the order of ranks, its own rows of the sum."""
-    facts = _places(subject)
+    facts = places_of(subject, WORLD)
     with tempfile.TemporaryDirectory(prefix="vllm-conformance-") as folder:
         rendezvous = f"file://{folder}/group"
         ranks = [_start(subject.platform, rank, one, rendezvous, Path(folder)) for rank, one in enumerate(facts)]
@@ -52,21 +53,6 @@ def collectives(subject: Subject, params: Mapping[str, Any]) -> Evidence:
         kind = serving(subject.offers, op)[0].kind
         calls[kind] = calls.get(kind, 0) + WORLD
     return Evidence("FAIL" if problems else "PASS", "; ".join(problems), digest=results[0].digest, calls=calls)
-
-
-def _places(subject: Subject) -> list[DeviceFacts]:
-    """The device of each rank."""
-    if len(subject.all_facts) >= WORLD:
-        return list(subject.all_facts[:WORLD])
-    if subject.facts.max_workers >= WORLD:
-        return [subject.facts] * WORLD
-    raise MissingDeviceError(
-        "Not enough devices",
-        on=f"platform {subject.platform}",
-        found=f"{len(subject.all_facts)} of architecture {subject.facts.architecture}",
-        expected=f"{WORLD}, or one that {WORLD} workers may share",
-        fix="run where they are; `vllm-core doctor` says why one is not seen",
-    )
 
 
 def _start(platform: str, rank: int, facts: DeviceFacts, rendezvous: str, folder: Path) -> subprocess.Popen[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_conformance.case import Evidence, Subject
@@ -14,8 +14,9 @@ from vllm_conformance.cases.runs.engines import LENGTHS, OPTIONS, denied, engine
 from vllm_conformance.cases.runs.expect import first_dtype
 from vllm_conformance.cases.runs.teacher import Marks
 from vllm_conformance.cases.runs.tokens import marks_of
+from vllm_conformance.subject import places_of
 from vllm_conformance.watch import watched
-from vllm_core.api import POOLS, is_available
+from vllm_core.api import POOLS, DeviceFacts, is_available
 
 
 def nothing_is_patched(subject: Subject, params: Mapping[str, Any]) -> Evidence:
@@ -23,8 +24,9 @@ def nothing_is_patched(subject: Subject, params: Mapping[str, Any]) -> Evidence:
     options = {**OPTIONS, "model": str(models.folder_of("llama")), "platform": subject.platform, "dtype": first_dtype(subject)}
     options |= denied(subject, options)
     workers = 2 if is_available(subject.claims["parallel.tensor"]) else 1
-    if len(subject.all_facts) >= workers:
-        options["device_ids"] = [facts.id for facts in subject.all_facts[:workers]]
+    if max(len(subject.all_facts), subject.facts.max_workers) < workers:
+        workers = 1
+    options["device_ids"] = _ids(places_of(subject, workers))
     command = [sys.executable, "-m", "vllm_conformance.served", json.dumps({**options, "tensor_parallel_size": workers})]
     package = subject.loaded.found.value.partition(":")[0].partition(".")[0]
     seen = watched(command, package, subject.facts.device_type)
@@ -34,6 +36,11 @@ def nothing_is_patched(subject: Subject, params: Mapping[str, Any]) -> Evidence:
         said = changed or [f"no answer from {one}" for one in silent] or seen.output.strip().splitlines()[-6:]
         return Evidence("FAIL", f"{len(changed)} names changed; " + "; ".join(said[:6]))
     return Evidence(detail=f"0 names changed, in {len(seen.processes)} processes")
+
+
+def _ids(places: Sequence[DeviceFacts]) -> list[str]:
+    """The devices, each once."""
+    return list(dict.fromkeys(facts.id for facts in places))
 
 
 def memory_comes_back(subject: Subject, params: Mapping[str, Any]) -> Evidence:
@@ -65,9 +72,8 @@ def memory_comes_back(subject: Subject, params: Mapping[str, Any]) -> Evidence:
 
 def two_workers(subject: Subject, params: Mapping[str, Any]) -> Evidence:
     """One model over two workers: the same tokens as the reference."""
+    devices = _ids(places_of(subject, 2))
     prompts = [prompt_of(length, seed) for seed, length in enumerate(LENGTHS)]
-    ids = [facts.id for facts in subject.all_facts[:2]]
-    devices = ids if len(ids) == 2 else [subject.facts.id]
     with engine(subject, params["model"], first_dtype(subject), tensor_parallel_size=2, device_ids=devices) as made:
         outputs = made.generate(prompts, 12)
         return made.evidence(marks_of(made, prompts, outputs))
