@@ -85,3 +85,17 @@ def test_a_message_may_call_tools_instead_of_speaking() -> None:
     call = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
     assert render(Templated(), [*MESSAGES, call]).startswith("default:2")
     assert render(Templated(), [{"role": "user", "content": ""}]).startswith("default:1")
+
+
+def test_text_parts_of_a_message_are_one_text() -> None:
+    """Templates of most models join content to text, and know no lists."""
+
+    class Echo(Templated):
+        def apply_chat_template(self, messages: list[dict[str, str]], *, chat_template: str | None, **options: object) -> str:
+            return repr([message["content"] for message in messages])
+
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert render(Echo(), [{"role": "user", "content": parts}, *MESSAGES]) == "['a\\nb', 'hi']"
+    with pytest.raises(RequestError, match=r"messages\[0\]\.content\[1\]") as caught:
+        render(Echo(), [{"role": "user", "content": [parts[0], {"type": "image_url", "image_url": {"url": "x"}}]}])
+    assert "image_url" in caught.value.found

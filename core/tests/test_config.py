@@ -39,6 +39,12 @@ def test_names_that_users_of_vllm_know_are_accepted() -> None:
     assert config.cache.device_memory_utilization == 0.5
 
 
+def test_one_option_under_two_names_is_refused() -> None:
+    options: dict[str, object] = {"model": "m", "gpu_memory_utilization": 0.5, "device_memory_utilization": 0.4}
+    with pytest.raises(ConfigError, match="given twice"):
+        EngineConfig.from_options(options)
+
+
 def test_no_two_groups_share_an_option() -> None:
     assert len(option_owners()) == sum(len(type(group).model_fields) for _, group in EngineConfig.from_options({"model": "m"}))
 

@@ -54,6 +54,21 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: object) -> None:
     assert name in caught.value.fix
 
 
+@pytest.mark.parametrize("name", ["stop_token_ids", "bad_words", "bad_words_token_ids", "stop", "logit_bias"])
+@pytest.mark.parametrize("value", [5, {"a"}, b"text"])
+def test_what_is_no_list_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.on == name
+
+
+def test_a_text_is_not_taken_for_a_list_of_its_characters() -> None:
+    with pytest.raises(RequestError, match="bad_words"):
+        SamplingParams(bad_words="ugly")
+    with pytest.raises(RequestError, match="bad_words_token_ids"):
+        SamplingParams(bad_words_token_ids=[5])
+
+
 def test_min_tokens_above_max_tokens_is_refused() -> None:
     with pytest.raises(RequestError, match="min_tokens"):
         SamplingParams(min_tokens=5, max_tokens=4)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         EmbeddingOutput,
         EmbeddingRequestOutput,
         RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
     )
     from vllm_core.sampling_params import PoolingParams, SamplingParams
 
@@ -36,6 +38,8 @@ _HOMES = {
     "ClassificationRequestOutput": "vllm_core.outputs",
     "EmbeddingOutput": "vllm_core.outputs",
     "EmbeddingRequestOutput": "vllm_core.outputs",
+    "ScoringOutput": "vllm_core.outputs",
+    "ScoringRequestOutput": "vllm_core.outputs",
 }
 
 __all__ = [
@@ -49,6 +53,8 @@ __all__ = [
     "PoolingParams",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "__version__",
 ]
 

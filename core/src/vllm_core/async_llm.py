@@ -41,10 +41,12 @@ log = logging.getLogger("vllm_core")
 
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
+START_TIMES = 4
+"""How many times as long as the first start a later one may take; `step_timeout_s` is the least."""
 CONNECT_S = 5.0
+"""How long a message waits for the engine process to take the connection."""
 KILLED_S = 10.0
 """Seconds in which a killed engine process must have gone; one with much pinned memory takes a while."""
-"""How long a message waits for the engine process to take the connection."""
 
 _failure = msgspec.msgpack.Decoder(wire.Failure).decode
 _ready = msgspec.msgpack.Decoder(wire.Ready).decode
@@ -67,6 +69,7 @@ class AsyncLLM(EngineFacts):
     def __init__(self, *, step_timeout_s: float = pulse.STEP_TIMEOUT_S, **options: Any) -> None:
         self._options = options
         self._step_timeout_s = step_timeout_s
+        self._start_timeout_s: float | None = None
         self._watch = pulse.Watch(step_timeout_s)
         self._design: Blueprint | None = None
         self._output: OutputThread | None = None
@@ -120,12 +123,12 @@ class AsyncLLM(EngineFacts):
         self._pre = Preprocessor(limits_of(self._blueprint, self.max_model_len), self.tokenizer)
 
     async def _launch(self) -> None:
-        """Start the engine process and wait for its first word."""
+        """Start the engine process and wait for its first word; a later start that takes much longer than the first hangs."""
         from vllm_core import launch
         from vllm_core.engine_main import Start
         from vllm_core.registry import explain
 
-        self._failure, self._asleep = None, False
+        self._failure, self._asleep, began = None, False, time.monotonic()
         self._ready = asyncio.get_running_loop().create_future()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "vllm_core.engine_main", stdin=asyncio.subprocess.PIPE, start_new_session=True
@@ -137,13 +140,19 @@ class AsyncLLM(EngineFacts):
             await self._process.stdin.drain()
         exited = asyncio.ensure_future(self._process.wait())
         first: list[asyncio.Future[Any]] = [self._ready, exited]
-        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        limit_s = self._start_timeout_s
+        done, _ = await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED, timeout=limit_s)
+        if not done:
+            allowed = f"less than {START_TIMES} times the first start, or than --step-timeout-s"
+            self._failure = pulse.hangs(f"a start that has taken {limit_s:.0f} s", allowed)
+            await self._kill(exited)
         if not self._ready.done():
             await asyncio.sleep(0.2)  # its last message may still be on the way
         if not self._ready.done():
             raise self._death()
         exited.cancel()
         ready, self._watch = self._ready.result(), pulse.Watch(self._step_timeout_s)
+        self._start_timeout_s = limit_s or max(self._step_timeout_s, START_TIMES * (time.monotonic() - began))
         self.max_model_len = ready.max_model_len
         self._design = replace(self._blueprint, plan=explain.from_json(ready.plan))
 
@@ -402,10 +411,15 @@ class AsyncLLM(EngineFacts):
             hang = None if exited.done() else self._watch.passed(passed)
             if hang is not None:
                 self._failure = hang
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-                await asyncio.wait({exited}, timeout=KILLED_S)
+                await self._kill(exited)
                 return
+
+    async def _kill(self, exited: asyncio.Future[int]) -> None:
+        """End the process, which has gone or is past help when this returns."""
+        assert self._process is not None, "killed before the launch"
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await asyncio.wait({exited}, timeout=KILLED_S)
 
     async def _keep_running(self) -> None:
         """Wait for the process to end; fail its requests and start it again."""

@@ -32,8 +32,7 @@ def render(
         raise RequestError(
             "Conversation is empty", on="messages", found="no message", expected="at least one message", fix="send a message"
         )
-    for index, message in enumerate(messages):
-        _check_message(f"messages[{index}]", message)
+    ready = [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
     if tokenizer is None or not (chat_template or tokenizer.chat_template):
         raise RequestError(
             "Model has no chat template",
@@ -42,23 +41,40 @@ def render(
             expected="a chat template",
             fix="give one with --chat-template, or send a plain prompt",
         )
-    return tokenizer.apply_chat_template(list(messages), chat_template=chat_template, **options)
+    return tokenizer.apply_chat_template(ready, chat_template=chat_template, **options)
 
 
-def _check_message(name: str, message: object) -> None:
-    """A template renders what is not there as nothing, and the model would answer that."""
+def _message(name: str, message: object) -> Mapping[str, Any]:
+    """A template renders what is not there as nothing, and the model would answer that. Text parts become one text."""
     if not isinstance(message, Mapping):
         found = type(message).__name__
     elif not isinstance(message.get("role"), str):
         found = f"role {message.get('role')!r}"
     elif message.get("content") is None and not message.get("tool_calls"):
         found = "no content"
+    elif not isinstance(message.get("content"), list):
+        return message
     else:
-        return
+        return {
+            **message,
+            "content": "\n".join(_part(f"{name}.content[{at}]", one) for at, one in enumerate(message["content"])),
+        }
     raise RequestError(
         "Message cannot be used",
         on=name,
         found=found,
         expected="a mapping with role and content",
         fix='send messages like {"role": "user", "content": "..."}',
+    )
+
+
+def _part(name: str, part: object) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise RequestError(
+        "Message cannot be used",
+        on=name,
+        found=f"{part!r:.80}",
+        expected='text parts: {"type": "text", "text": "..."}',
+        fix="send text alone: models here read nothing else",
     )

@@ -157,7 +157,15 @@ class EngineConfig(_Settings):
                     expected="a known option",
                     fix=instead("options", name) or nearest(name, owners),
                 )
-            grouped.setdefault(owners[key], {})[key] = value
+            if key in grouped.setdefault(owners[key], {}):
+                raise ConfigError(
+                    "Option is given twice",
+                    on=name,
+                    found=f"{key} under two names",
+                    expected="one of them",
+                    fix=f"leave {name} out",
+                )
+            grouped[owners[key]][key] = value
         try:
             return cls.model_validate(grouped)
         except ValidationError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -156,11 +157,12 @@ class Service:
         self._pulse.begin()
 
 
-def _exit_with_owner() -> None:
-    """Standard input ends when the owner does, however it ended."""
+def _exit_with_owner(folder: str) -> None:
+    """Standard input ends when the owner does, however it ended; one that was killed has left its folder."""
     # Not sys.stdin: its lock, held by this thread, would abort the interpreter when the main thread ends.
     while os.read(0, 4096):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
@@ -187,7 +189,7 @@ def main() -> int:
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the owner, which stops this process in order.
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
-    threading.Thread(target=_exit_with_owner, daemon=True).start()
+    threading.Thread(target=_exit_with_owner, args=(start.folder,), daemon=True).start()
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     outbox.set_hwm(wire.MAX_UNREAD)  # an owner that falls behind slows the engine, instead of filling the memory
@@ -196,7 +198,7 @@ def main() -> int:
     try:
         with collector.starting() as started:
             design = launch.from_bytes(start.design)
-            engine = launch.assemble(design, on_stuck=lambda error: _end_stuck(start.folder, error))
+            engine = launch.assemble(design, on_stuck=lambda error: _end_stuck(start.folder, error), folder=start.folder)
             started()
             ready = wire.Ready(
                 engine.budget.max_model_len,

@@ -9,6 +9,7 @@
     │   ├── WeightsError         weights are missing, truncated or of a wrong shape
     │   └── TokenizerError       tokenizer or chat template is missing or broken
     ├── RequestError             one request is wrong; no other is disturbed        (HTTP 400)
+    │   ├── ContextLengthError   its prompt is longer than the model's context
     │   └── DeadlineError        it took longer than it may                         (HTTP 504)
     ├── PlatformError            no usable platform                                 (exit status 2)
     │   ├── UnknownPlatformError the name asked for is not installed
@@ -79,6 +80,10 @@ class TokenizerError(ModelError):
 
 class RequestError(VLLMCoreError):
     """One request is wrong; no other request is disturbed."""
+
+
+class ContextLengthError(RequestError):
+    """A prompt is longer than the context; clients that know this error shorten it and try again."""
 
 
 class DeadlineError(RequestError):

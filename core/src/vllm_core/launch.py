@@ -318,17 +318,19 @@ def _step_limits(config: EngineConfig, spec: ModelSpec, runner: str, length: int
     return config.with_changes({"max_num_batched_tokens": needed})
 
 
-def assemble(design: Blueprint, *, on_stuck: Callable[[VLLMCoreError], None] | None = None) -> Engine:
+def assemble(
+    design: Blueprint, *, on_stuck: Callable[[VLLMCoreError], None] | None = None, folder: str | None = None
+) -> Engine:
     """Build the engine in this process. Demotes providers that fail in warm-up, unless `strict`.
 
     The other workers of a shared model are started as children; ``on_stuck`` is called in another thread where one is gone
-    and this process does not notice, because its device waits for it.
+    and this process does not notice, because its device waits for it. ``folder`` is where their files go.
     """
     from vllm_core.registry.load import open_platform
 
     started = time.perf_counter()
     # The workers start while torch is imported here.
-    others = _start_workers(design, on_stuck)
+    others = _start_workers(design, on_stuck, folder)
     try:
         platform = open_platform(design.plan)
         device = open_device(platform, design.plan, 0)
@@ -347,7 +349,7 @@ def assemble(design: Blueprint, *, on_stuck: Callable[[VLLMCoreError], None] | N
         gc.collect()  # what was built holds the device's memory in cycles, and the collector may be off during a start
         for pool in POOLS:
             device.release(pool)
-        others = _start_workers(design, on_stuck)
+        others = _start_workers(design, on_stuck, folder)
 
 
 def open_device(platform: Loaded, plan: Plan, rank: int) -> Device:
@@ -357,7 +359,9 @@ def open_device(platform: Loaded, plan: Plan, rank: int) -> Device:
     return platform.create_device(facts)
 
 
-def _start_workers(design: Blueprint, on_stuck: Callable[[VLLMCoreError], None] | None) -> WorkerGroup | None:
+def _start_workers(
+    design: Blueprint, on_stuck: Callable[[VLLMCoreError], None] | None, folder: str | None
+) -> WorkerGroup | None:
     plan = design.plan
     if plan.tensor_parallel == 1:
         return None
@@ -367,7 +371,7 @@ def _start_workers(design: Blueprint, on_stuck: Callable[[VLLMCoreError], None] 
     ranks = range(plan.tensor_parallel)
     labels = [f"rank {rank} of {len(ranks)}, device {plan.platform}:{plan.device_of(rank).id}" for rank in ranks]
     command = [sys.executable, "-m", "vllm_core.worker_main"]
-    return WorkerGroup(labels, command, child_environment(os.environ), to_bytes(design), plan.bindings, on_stuck)
+    return WorkerGroup(labels, command, child_environment(os.environ), to_bytes(design), plan.bindings, on_stuck, folder)
 
 
 def _attempt(design: Blueprint, device: Device, timings: dict[str, float], others: WorkerGroup | None) -> Engine | Plan:

@@ -12,13 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from vllm_core.chat import default_sampling, render
 from vllm_core.engine.messages import EngineStats
-from vllm_core.engine.postprocess import Postprocessor
+from vllm_core.engine.postprocess import Postprocessor, cosine
 from vllm_core.engine.preprocess import Limits, Prepared, Preprocessor
 from vllm_core.errors import ConfigError, RequestError
 from vllm_core.interrupts import Deferred
 from vllm_core.models import labels
 from vllm_core.models.labels import Labels, check_use, classified
-from vllm_core.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, RequestOutput
+from vllm_core.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from vllm_core.progress import Progress
 from vllm_core.sampling_params import PoolingParams, SamplingParams
 
@@ -100,6 +106,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks."""
+        self._check_open()
         return self._core.reset_prefix_cache()
 
     def send_kv(
@@ -152,11 +159,13 @@ class LLM:
         Raises UnsupportedError where ``sleep`` is not claimed, RequestError while a stream is open: what the last steps
         made of it would have nowhere to go.
         """
+        self._check_open()
         _check_free(self._post, on="sleep")
         self._core.sleep()
 
     def wake_up(self) -> None:
         """Take the device's memory again. Raises MemoryBudgetError where somebody else has it."""
+        self._check_open()
         self._core.wake_up()
 
     def generate(
@@ -175,8 +184,8 @@ class LLM:
         """
         self._require("generate")
         items = _as_list(prompts)
-        params = _match(sampling_params or self.get_default_sampling_params(), items, "sampling_params")
-        priorities = _each(priority, items, "priority") if priority is not None else [0] * len(items)
+        params = _match(sampling_params or self.get_default_sampling_params(), items, SamplingParams)
+        priorities = self._priorities(priority, items)
         now = time.time()
         prepared = [
             self._pre.generate(self._next_id(), item, p, arrival_time=now, priority=rank, cache_salt=cache_salt)
@@ -213,7 +222,7 @@ class LLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Generate for one prompt and yield its output, cumulative, whenever tokens arrive. Closing the iterator aborts."""
         self._require("generate")
-        params = _match(sampling_params or self.get_default_sampling_params(), [prompt], "sampling_params")[0]
+        params = _match(sampling_params or self.get_default_sampling_params(), [prompt], SamplingParams)[0]
         with self.open_batch([(prompt, params)], partial=True) as batch:
             while batch.has_work:
                 with Deferred():
@@ -225,6 +234,7 @@ class LLM:
 
         With ``partial`` outputs have their text while they grow; otherwise only their token ids.
         """
+        self._require("generate")
         now = time.time()
         prepared = [self._pre.generate(self._next_id(), prompt, p, arrival_time=now) for prompt, p in requests]
         return Batch(self._core, self._post, prepared, partial=partial, enter=self._engine.device.make_current)
@@ -247,6 +257,25 @@ class LLM:
         check_use(self._labels, wants_classes=False)
         return self._pool(prompts, pooling_params, use_tqdm)
 
+    def score(
+        self, data_1: Prompt | Sequence[Prompt], data_2: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
+    ) -> list[ScoringRequestOutput]:
+        """How alike each prompt of ``data_1`` and its one of ``data_2`` are; a single one is compared with each of them."""
+        left, right = _as_list(data_1), _as_list(data_2)
+        if len(left) != 1:
+            _each(left, right, "data_1")
+        found = self.embed([*left, *right], use_tqdm=use_tqdm)
+        one, others = found[: len(left)], found[len(left) :]
+        return [
+            ScoringRequestOutput(
+                second.request_id,
+                first.prompt_token_ids + second.prompt_token_ids,
+                ScoringOutput(cosine(first.outputs.embedding, second.outputs.embedding)),
+                error=first.error or second.error,
+            )
+            for first, second in zip(one if len(one) > 1 else one * len(others), others, strict=True)
+        ]
+
     def classify(self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True) -> list[ClassificationRequestOutput]:
         """The probabilities of the model's classes for each prompt, in their order."""
         self._require("pooling")
@@ -267,10 +296,24 @@ class LLM:
         use_tqdm: bool,
     ) -> list[EmbeddingRequestOutput]:
         items = _as_list(prompts)
-        params = _match(pooling_params or PoolingParams(), items, "pooling_params")
+        params = _match(pooling_params or PoolingParams(), items, PoolingParams)
         now = time.time()
         prepared = [self._pre.pool(self._next_id(), item, p, arrival_time=now) for item, p in zip(items, params, strict=True)]
         return cast("list[EmbeddingRequestOutput]", self._run(prepared, use_tqdm))
+
+    def _priorities(self, priority: Sequence[int] | None, items: Sequence[object]) -> list[int]:
+        found = [0] * len(items) if priority is None else _each(priority, items, "priority")
+        wrong = [rank for rank in found if type(rank) is not int]
+        unused = [rank for rank in found if rank] if self._engine.blueprint.config.scheduler.scheduling_policy == "fcfs" else []
+        if wrong or unused:
+            raise RequestError(
+                "Priority cannot be used",
+                on="priority",
+                found=f"{(wrong or unused)[0]!r:.40}" + (" with scheduling_policy='fcfs'" if unused and not wrong else ""),
+                expected="integers" if wrong else "an engine that orders by priority",
+                fix="the lowest goes first" if wrong else "LLM(..., scheduling_policy='priority'), or leave it out",
+            )
+        return found
 
     def _chat_ids(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         text = render(self._tokenizer, messages, **options)
@@ -294,7 +337,7 @@ class LLM:
                 interrupts.check()
         return [done[request.request_id] for request in prepared]
 
-    def _require(self, runner: str) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise ConfigError(
                 "LLM is shut down",
@@ -303,6 +346,9 @@ class LLM:
                 expected="calls inside the with block, or before shutdown()",
                 fix="make a new LLM",
             )
+
+    def _require(self, runner: str) -> None:
+        self._check_open()
         found = self._engine.blueprint.runner
         if found != runner:
             raise RequestError(
@@ -406,7 +452,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several? A list of integers is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    items = list(prompts) if isinstance(prompts, Iterable) else [prompts]
+    items = list(prompts) if isinstance(prompts, Iterable) and not isinstance(prompts, bytes) else [prompts]
     if items and all(isinstance(item, Integral) for item in items) and isinstance(prompts, Iterable):
         return [[int(item) for item in cast("list[int]", items)]]
     for item in items:
@@ -422,16 +468,17 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return cast("list[Prompt]", items)
 
 
-def _match(params: Params | Sequence[Params], items: Sequence[object], name: str) -> list[Params]:
-    if isinstance(params, (SamplingParams, PoolingParams)):
+def _match(params: Params | Sequence[Params], items: Sequence[object], kind: type[Params]) -> list[Params]:
+    if isinstance(params, kind):
         return [params] * len(items)
-    if isinstance(params, Mapping) or not all(isinstance(one, (SamplingParams, PoolingParams)) for one in params):
+    name = "sampling_params" if kind is SamplingParams else "pooling_params"
+    if not isinstance(params, Sequence) or not all(isinstance(one, kind) for one in params):
         raise RequestError(
             "Parameters have a wrong type",
             on=name,
             found=f"{type(params).__name__} {params!r:.40}",
-            expected="SamplingParams or PoolingParams, one or a list",
-            fix="SamplingParams(temperature=0.7, max_tokens=32)",
+            expected=f"{kind.__name__}, one or a list",
+            fix="SamplingParams(temperature=0.7, max_tokens=32)" if kind is SamplingParams else "PoolingParams(dimensions=64)",
         )
     return _each(params, items, name)
 

@@ -86,3 +86,21 @@ class EmbeddingRequestOutput:
     outputs: EmbeddingOutput
     finished: bool = True
     error: str | None = None
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How alike two prompts are: the cosine of their vectors."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """The score of one pair; the token ids are those of both."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ScoringOutput
+    finished: bool = True
+    error: str | None = None

@@ -74,13 +74,14 @@ class Watch:
         """
         self._silent_s += min(seconds, 2 * BEAT_S)
         if self._silent_s >= SILENT_S:
-            return _hangs(f"no sign of life for {self._silent_s:.0f} s", f"one every {BEAT_S:g} s")
+            return hangs(f"no sign of life for {self._silent_s:.0f} s", f"one every {BEAT_S:g} s")
         if self._busy_s >= self._step_timeout_s:
-            return _hangs(f"one step that has taken {self._busy_s:.0f} s", f"at most {self._step_timeout_s:g} s")
+            return hangs(f"one step that has taken {self._busy_s:.0f} s", f"at most {self._step_timeout_s:g} s")
         return None
 
 
-def _hangs(found: str, expected: str) -> wire.Failure:
+def hangs(found: str, expected: str) -> wire.Failure:
+    """The failure of a process that stands still."""
     return wire.Failure(
         "EngineDeadError",
         "Engine process hangs",

@@ -12,6 +12,8 @@ from vllm_core.errors import RequestError
 
 MAX_N = 128
 MAX_LOGPROBS = 20
+SMALLEST_TEMPERATURE = 1e-5
+"""Below it the most likely token is taken, which draws would bring as well: logits over less may leave float32."""
 MAX_GRAMMAR_BYTES = 1 << 16
 """Largest schema, expression or grammar, as JSON."""
 
@@ -55,10 +57,10 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, frozen=True, forbid_
 class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How tokens are chosen and when to stop. Values are checked on construction; wrong ones raise RequestError.
 
-    `top_k` 0 or -1 and `top_p` 1 turn the filter off; `temperature` 0 is greedy. `logprobs` K returns the K most
-    likely tokens beside the chosen one. `seed` makes a request repeatable: its random numbers depend on the seed and
-    the position alone. `min_tokens` suppresses stop tokens until as many were generated. `stop` strings are not
-    part of the output unless `include_stop_str_in_output`. `structured_outputs` lets only tokens through that a grammar
+    `top_k` 0 or -1 and `top_p` 1 turn the filter off; `temperature` 0 is greedy, as is less than 0.00001. `logprobs` K returns
+    the K most likely tokens beside the chosen one. `seed` makes a request repeatable: its random numbers depend on the seed
+    and the position alone. `min_tokens` suppresses stop tokens until as many were generated. `stop` strings are not part of
+    the output unless `include_stop_str_in_output`. `structured_outputs` lets only tokens through that a grammar
     allows; what would forbid those again (`min_tokens`, `bad_words`) cannot be combined with it.
     """
 
@@ -87,6 +89,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         _in_range("temperature", self.temperature, 0.0, 100.0)
         _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _in_range("min_p", self.min_p, 0.0, 1.0)
@@ -119,6 +122,17 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
         for token, bias in (self.logit_bias or {}).items():
             _in_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
+    def _check_kinds(self) -> None:
+        """A text in place of a list would be taken for a list of its characters."""
+        for name in ("stop_token_ids", "bad_words", "bad_words_token_ids"):
+            _a_list(name, getattr(self, name))
+        for ids in self.bad_words_token_ids or ():
+            _a_list("bad_words_token_ids", ids)
+        if not isinstance(self.stop, str):
+            _a_list("stop", self.stop)
+        if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
+            raise _wrong("logit_bias", self.logit_bias, "a dict of token ids and biases")
+
     def _check_structured(self) -> None:
         if not isinstance(self.structured_outputs, StructuredOutputsParams):
             raise _wrong("structured_outputs", self.structured_outputs, "StructuredOutputsParams")
@@ -137,7 +151,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
-        return self.temperature == 0.0
+        return self.temperature < SMALLEST_TEMPERATURE
 
     def features(self) -> int:
         """The request's bits `vllm_core.api.batch.F_*`."""
@@ -192,6 +206,11 @@ def _in_range(name: str, value: object, low: float, high: float, *, low_open: bo
         raise _wrong(name, value, expected)
     if value > high or value < low or (low_open and value == low):
         raise _wrong(name, value, expected)
+
+
+def _a_list(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, (list, tuple)):
+        raise _wrong(name, value, "a list")
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:

@@ -47,6 +47,12 @@ def test_available_memory_is_an_upper_bound() -> None:
     assert kv_bytes(request(utilization=1.0), stats(total=1000, available=300)) == 300
 
 
+@pytest.mark.parametrize("available", [900, 450])
+def test_what_is_allocated_after_the_kv_cache_comes_out_of_the_same_share(available) -> None:
+    assert kv_bytes(request(utilization=0.5, later_bytes=150), stats(total=1000, available=available, own=50)) == 300
+    assert kv_bytes(request(utilization=0.5, later_bytes=600), stats(total=1000, available=available, own=50)) == 0
+
+
 def test_absolute_size_overrides_the_utilization() -> None:
     assert kv_bytes(request(absolute_bytes=12345), stats(total=10, available=10)) == 12345
 

@@ -54,6 +54,14 @@ def test_two_requests_word_for_word(fake):
         assert record[batch.A_TEMPERATURE :] == [0, bits(1.0), 0, bits(1.0), 0, 0, 0, 0, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-38, 9e-6])
+def test_a_temperature_that_logits_cannot_be_divided_by_is_greedy(fake, temperature):
+    _, step = first_step(fake, fake.request("a", 3, temperature=temperature), fake.request("b", 3, temperature=1e-5))
+    _, (a, b), *_ = sections(step.delta.packed)
+    assert (a[batch.A_TEMPERATURE], a[batch.A_FEATURES]) == (0, 0)
+    assert (b[batch.A_TEMPERATURE], b[batch.A_FEATURES]) == (bits(1e-5), batch.F_RANDOM)
+
+
 def test_a_step_without_news_is_a_header_and_rows(fake):
     engine, _ = first_step(fake, fake.request("a", 5), fake.request("b", 2))
     engine.read()

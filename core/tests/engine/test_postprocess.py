@@ -85,9 +85,16 @@ def test_the_stop_string_stays_when_asked_for() -> None:
 
 
 def test_a_stop_token_is_in_the_ids_and_not_in_the_text() -> None:
-    post = started(SamplingParams())
+    post = started(SamplingParams(stop_token_ids=[98]))
     out = post.process([update("ab", finish_reason="stop", stop_reason=98)]).outputs[0].outputs[0]
     assert (out.text, out.token_ids, out.stop_reason) == ("a", [97, 98], 98)
+
+
+def test_the_models_own_end_is_no_stop_reason() -> None:
+    """As in vLLM: a reason is the string or token that the user named."""
+    post = started(SamplingParams(stop_token_ids=[97]))
+    out = post.process([update("ab", finish_reason="stop", stop_reason=98)]).outputs[0].outputs[0]
+    assert (out.text, out.token_ids, out.finish_reason, out.stop_reason) == ("a", [97, 98], "stop", None)
 
 
 def test_a_stop_string_in_the_last_update_needs_no_abort() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from vllm_core.api import batch
 from vllm_core.engine.preprocess import Limits, Prepared, Preprocessor
-from vllm_core.errors import RequestError
+from vllm_core.errors import ContextLengthError, RequestError
 from vllm_core.sampling_params import PoolingParams, SamplingParams
 
 LIMITS = Limits(max_model_len=32, vocab_size=1000, hidden_size=16, stop_token_ids=(7, 8))
@@ -65,6 +65,13 @@ def test_max_tokens_is_what_the_context_leaves() -> None:
     assert generate([5] * 10, SamplingParams(max_tokens=4)).children[0].max_tokens == 4
 
 
+def test_min_tokens_that_the_context_has_no_room_for_are_refused() -> None:
+    assert generate([5] * 30, SamplingParams(max_tokens=100, min_tokens=2)).children[0].max_tokens == 2
+    error = refused([5] * 30, SamplingParams(max_tokens=100, min_tokens=3))
+    assert (error.on, error.found) == ("min_tokens", "3")
+    assert "at most 2" in error.expected
+
+
 def test_the_models_stop_tokens_join_the_users_unless_ignored() -> None:
     assert generate([5], SamplingParams(stop_token_ids=[9])).children[0].stop_token_ids == [9, 7, 8]
     assert generate([5], SamplingParams(stop_token_ids=[9], ignore_eos=True)).children[0].stop_token_ids == [9]
@@ -87,6 +94,7 @@ def test_tokens_outside_the_vocabulary_are_refused(ids: Sequence[object]) -> Non
 
 def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths() -> None:
     error = refused([5] * 32)
+    assert isinstance(error, ContextLengthError)
     assert "32 tokens" in error.found
     assert "fewer than 32" in error.expected
 
@@ -127,5 +135,5 @@ def test_an_embedding_longer_than_the_hidden_size_is_refused() -> None:
 def test_an_embedding_prompt_may_fill_the_context_but_not_more() -> None:
     pre = Preprocessor(LIMITS, None)
     assert len(pre.pool("r", [5] * 32, PoolingParams(), arrival_time=0.0).children) == 1
-    with pytest.raises(RequestError, match="33 tokens"):
+    with pytest.raises(RequestError, match="at most 32 tokens"):
         pre.pool("r", [5] * 33, PoolingParams(), arrival_time=0.0)

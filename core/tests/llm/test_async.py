@@ -258,7 +258,7 @@ from vllm_core import AsyncLLM
 async def main():
     llm = AsyncLLM(model=sys.argv[1], max_model_len=64, kv_cache_memory_bytes=1 << 20)
     await llm.start()
-    print(llm._process.pid, flush=True)
+    print(llm._process.pid, llm._folder, flush=True)
     if sys.argv[2] == "dies":
         os.kill(os.getpid(), 9)
     llm.shutdown()
@@ -279,7 +279,8 @@ async def test_the_process_goes_with_its_owner(llama, how):
     assert done.returncode == (-9 if how == "dies" else 0), done.stderr
     assert "Traceback" not in done.stderr
     assert "ResourceWarning" not in done.stderr
-    await until(lambda: has_ended(int(done.stdout)))
+    pid, folder = done.stdout.split()
+    await until(lambda: has_ended(int(pid)) and not Path(folder).exists())
 
 
 async def test_embeddings_come_from_the_process_too(llama, started, last):
@@ -291,6 +292,12 @@ async def test_embeddings_come_from_the_process_too(llama, started, last):
             await last(llm, PROMPT, GREEDY, "r")
     with LLM(str(llama.path), **OPTIONS, runner="pooling") as offline:
         expected = offline.embed([PROMPT[: i + 1] for i in range(4)], use_tqdm=False)
+        same, other = offline.score(PROMPT[:3], [PROMPT[:3], PROMPT[3:9]], use_tqdm=False)
+        with pytest.raises(RequestError, match="data_1"):
+            offline.score([PROMPT[:3], PROMPT[3:9]], [PROMPT[:3]] * 3, use_tqdm=False)
+    assert same.outputs.score == pytest.approx(1.0, abs=1e-5)
+    assert other.outputs.score < same.outputs.score
+    assert other.prompt_token_ids == PROMPT[:9]
     assert [f.outputs.embedding for f in found] == [e.outputs.embedding for e in expected]
 
 

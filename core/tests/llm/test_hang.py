@@ -91,3 +91,21 @@ async def test_an_engine_with_nothing_to_do_is_not_taken_to_hang(llama: Any, sta
         await asyncio.sleep(4.0)
         assert (await last(llm, PROMPT, GREEDY, "late")).outputs[0].token_ids == llama.greedy(PROMPT, 8)
         assert llm.num_restarts == 0
+
+
+async def test_a_start_that_does_not_end_is_given_up(
+    llama: Any, monkeypatch: pytest.MonkeyPatch, started: Any, last: Any
+) -> None:
+    """As one on a device that a crash has left in disorder: probes would see an engine that starts again for ever."""
+    monkeypatch.setattr("vllm_core.async_llm.START_TIMES", 0)
+    async with started(llama, step_timeout_s=2.0) as llm:
+        first = llm._process
+        first.kill()
+        while llm._process is first:
+            await asyncio.sleep(0.01)
+        os.kill(llm._process.pid, signal.SIGSTOP)
+        while llm.error is None:
+            await asyncio.sleep(0.01)
+        assert llm._process.returncode == -signal.SIGKILL
+        with pytest.raises(EngineDeadError, match=r"Engine process hangs: .*\n.*a start that has taken 2 s"):
+            await last(llm, PROMPT, GREEDY, "late")

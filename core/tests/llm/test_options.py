@@ -191,7 +191,7 @@ def test_the_models_generation_config_is_the_default(llama, tmp_path, engines):
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.6, 0.9, 20, 5)
     assert len(llm.generate([PROMPT], use_tqdm=False)[0].outputs[0].token_ids) <= 5
     stopped = llm.generate([PROMPT], SamplingParams(temperature=0.0, logit_bias={7: 100.0}), use_tqdm=False)[0].outputs[0]
-    assert (stopped.token_ids, stopped.stop_reason) == ([7], 7)
+    assert (stopped.token_ids, stopped.finish_reason, stopped.stop_reason) == ([7], "stop", None)
 
 
 def test_without_a_generation_config_the_defaults_are_ours(shared):

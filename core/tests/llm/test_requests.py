@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vllm_core import SamplingParams
+from vllm_core import PoolingParams, SamplingParams
 from vllm_core.engine.binding import ProviderFailedError
-from vllm_core.errors import RequestError
+from vllm_core.errors import ConfigError, RequestError
 
 PROMPT = [(17 * i + 2) % 250 for i in range(30)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -66,9 +66,12 @@ def test_priorities_decide_who_runs_first(llama, engines):
     assert {tuple(o.outputs[0].token_ids) for o in outputs} == {tuple(llama.greedy(PROMPT, 12))}
 
 
-def test_first_come_first_served_knows_no_priority(llama, engines):
+def test_first_come_first_served_takes_no_priority(llama, engines):
     llm = engines(llama, max_num_seqs=1)
-    assert served(llm.generate([PROMPT] * 3, GREEDY, priority=[2, 1, 0], use_tqdm=False)) == [0, 1, 2]
+    assert served(llm.generate([PROMPT] * 3, GREEDY, priority=[0, 0, 0], use_tqdm=False)) == [0, 1, 2]
+    with pytest.raises(RequestError, match="priority") as caught:
+        llm.generate([PROMPT] * 3, GREEDY, priority=[0, 1, 0], use_tqdm=False)
+    assert "scheduling_policy='priority'" in caught.value.fix
 
 
 def test_under_memory_pressure_the_least_important_request_is_preempted(llama, engines):
@@ -243,3 +246,30 @@ def test_outputs_come_in_the_order_of_the_prompts(llama, shared):
 
 def test_no_prompts_are_no_outputs(shared):
     assert shared.generate([], GREEDY, use_tqdm=False) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "values"),
+    [
+        (b"abc", {}),
+        ([PROMPT], {"sampling_params": PoolingParams()}),
+        ([PROMPT], {"sampling_params": 5}),
+        ([PROMPT], {"sampling_params": {"max_tokens": 3}}),
+        ([PROMPT], {"priority": ["first"]}),
+    ],
+    ids=str,
+)
+def test_arguments_of_a_wrong_type_are_refused_in_four_parts(shared, prompts, values):
+    with pytest.raises(RequestError) as caught:
+        shared.generate(prompts, use_tqdm=False, **values)
+    assert caught.value.expected
+    assert idle(shared)
+
+
+def test_after_the_shutdown_every_call_says_so(llama, engines):
+    llm = engines(llama)
+    llm.shutdown()
+    calls = (llm.reset_prefix_cache, llm.sleep, llm.wake_up, lambda: llm.open_batch([(PROMPT, GREEDY)]))
+    for call in calls:
+        with pytest.raises(ConfigError, match="shut down"):
+            call()

@@ -86,6 +86,7 @@ async def test_a_killed_worker_fails_the_requests_with_its_rank_and_the_engine_s
     expected = llama.greedy(PROMPT, 12)
     async with started(llama) as llm:
         assert await last(llm, "first") == expected
+        assert [one.name for one in Path(llm._folder).glob("*/meet")] == ["meet"], "removed with the owner's, also after a kill"
         engine, (worker,) = llm._process.pid, children(llm._process.pid)
         tasks = [asyncio.create_task(last(llm, f"r{i}", LONG)) for i in range(3)]
         while not (await llm.stats()).running:

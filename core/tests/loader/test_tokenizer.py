@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from vllm_core.config import ModelConfig
-from vllm_core.errors import RequestError, TokenizerError
+from vllm_core.errors import ContextLengthError, RequestError, TokenizerError
 from vllm_core.loader import folder_tokenizer, gguf_tokenizer
 from vllm_core.loader.gguf_header import read_header
 from vllm_core.loader.source import open_model
@@ -140,7 +140,7 @@ def test_text_that_cannot_fit_is_refused_before_it_is_encoded(four_parts):
     assert tokenizer._longest_token == 1
     assert tokenizer._keeps_length
     tokenizer._backend = Untouched()
-    with pytest.raises(RequestError, match="longer than the context") as caught:
+    with pytest.raises(ContextLengthError, match="longer than the context") as caught:
         tokenizer.encode("x" * 10_000_000, max_tokens=8192)
     four_parts(caught.value)
 

@@ -119,3 +119,21 @@ async def test_access_log_stays_one_line(client: Any, caplog: Any) -> None:
     caplog.set_level(logging.INFO, logger="vllm_core.serve")
     await client.get("/v1/models/a%0AINFO forged")
     assert all("\n" not in record.getMessage() for record in caplog.records if record.name == "vllm_core.serve")
+
+
+async def test_a_path_of_any_length_is_answered_and_logged_in_short(client: Any, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, logger="vllm_core.serve")
+    answer = await client.get("/" + "a" * 20_000)
+    assert answer.status_code == 404
+    assert "a" * 100 in answer.json()["error"]["message"]
+    assert len(answer.text) < 2000
+    assert all(len(record.getMessage()) < 2000 for record in caplog.records if record.name == "vllm_core.serve")
+
+
+async def test_monitors_may_ask_with_head(client: Any, engine: Any, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, logger="vllm_core.serve")
+    assert (await client.send("HEAD", "/health")).status_code == 200
+    assert "HEAD /health 200" in caplog.text
+    engine.is_alive = False
+    assert (await client.send("HEAD", "/health")).status_code == 503
+    assert (await client.send("HEAD", "/v1/completions")).status_code == 405

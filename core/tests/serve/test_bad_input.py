@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_core.errors import RequestError, TokenizerError
+from vllm_core.errors import ContextLengthError, TokenizerError
 
 pytestmark = pytest.mark.anyio
 
@@ -260,8 +260,12 @@ async def test_a_body_without_a_length_is_limited_too(engine: Any, make_client: 
 
 async def test_a_long_prompt_within_the_limit_reaches_the_engine_whole(client: Any, engine: Any) -> None:
     prompt = "a" * 10_000_000
-    engine.errors[prompt] = RequestError("Prompt is longer than the context", on="prompt", found="x", expected="y", fix="z")
-    assert "longer than the context" in check(await client.post(COMPLETIONS, {"prompt": prompt}))["message"]
+    engine.errors[prompt] = ContextLengthError(
+        "Prompt is longer than the context", on="prompt", found="x", expected="y", fix="z"
+    )
+    error = check(await client.post(COMPLETIONS, {"prompt": prompt}))
+    assert "longer than the context" in error["message"]
+    assert error["code"] == "context_length_exceeded", "by which clients know to shorten a conversation"
 
 
 async def test_long_lists_of_wrong_values_are_refused_at_the_first(client: Any) -> None:

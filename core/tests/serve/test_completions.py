@@ -133,6 +133,22 @@ async def test_echo_of_token_ids_decodes_them(client: Any, engine: Any) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "echo")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_and_no_token_rate_the_prompt_alone(client: Any, engine: Any, parse_events: Any, stream: bool) -> None:
+    engine.pieces = ["Hel"]
+    body = {"prompt": "ab", "echo": True, "max_tokens": 0, "logprobs": 1, "return_token_ids": True, "stream": stream}
+    answer = await client.post(PATH, body)
+    (choice,) = (parse_events(answer.text)[0] if stream else answer.json())["choices"]
+    assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("ab", [], "length")
+    assert choice["logprobs"]["tokens"] == []
+    assert engine.calls[0][1].max_tokens == 1, "the engine makes one, which is not shown"
+    assert engine.calls[0][1].prompt_logprobs == 1
+
+
+async def test_no_token_without_echo_is_refused(client: Any) -> None:
+    assert (await client.post(PATH, {"prompt": "ab", "max_tokens": 0})).json()["error"]["param"] == "max_tokens"
+
+
 async def test_logprobs_are_parallel_lists(client: Any) -> None:
     answer = (await client.post(PATH, {"prompt": "a", "logprobs": 2})).json()
     assert answer["choices"][0]["logprobs"] == {

@@ -242,6 +242,14 @@ async def test_a_message_has_thinking_text_and_tool_use_as_blocks(say: Any) -> N
     assert answer["stop_reason"] == "tool_use"
 
 
+async def test_a_message_may_say_who_asks(say: Any) -> None:
+    """Agents that speak Anthropic's API send it with every request."""
+    body = {"messages": HI, "max_tokens": 9, "metadata": {"user_id": "u-1"}}
+    assert (await say("Yes.").post(MESSAGES, body)).status_code == 200
+    answer = await say("Yes.").post(MESSAGES, {**body, "metadata": {"team": "x"}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata")
+
+
 async def test_events_of_a_message_are_in_order(say: Any) -> None:
     text = (await say("Yes.", " Well.").post(MESSAGES, {"messages": HI, "max_tokens": 9, "stream": True})).text
     events = [part.partition("\n")[0].removeprefix("event: ") for part in text.split("\n\n") if part]

@@ -15,6 +15,7 @@ async def test_a_server_whose_engine_starts_again_is_alive_and_not_ready(client:
     answer = await client.get("/health/ready")
     assert answer.status_code == 503
     assert answer.headers["retry-after"]
+    assert "being started" in answer.json()["cause"]
     assert (await client.get("/health/live")).status_code == 200
     engine.error = engine_dead
     assert (await client.get("/health/live")).status_code == 503, "it has given up: start another"

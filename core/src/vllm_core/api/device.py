@@ -148,7 +148,8 @@ class Device(ABC):
     def offload(self, pool: Pool) -> int:
         """`release`, with the contents moved to the host until `restore`.
 
-        Raises UnsupportedError unless the claim ``sleep`` is available.
+        Raises MemoryBudgetError, with nothing moved, where the host has no memory for them; UnsupportedError unless the claim
+        ``sleep`` is available.
         """
         raise self._unsupported(f"moving pool {pool!r} to the host", "sleep")
 

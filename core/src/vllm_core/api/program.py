@@ -127,7 +127,10 @@ class StepProgram(ABC):
         raise self._keeps_its_memory()
 
     def sleep(self) -> None:
-        """Give weights (kept on the host) and KV cache back; `check_sleep` has passed, and no step is in flight."""
+        """Give weights (kept on the host) and KV cache back; `check_sleep` has passed, and no step is in flight.
+
+        Raises MemoryBudgetError, with nothing given back, where the host has no memory for the weights; steps then go on.
+        """
         raise self._keeps_its_memory()
 
     def wake_up(self) -> None:

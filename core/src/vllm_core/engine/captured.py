@@ -65,7 +65,7 @@ class CapturedSteps:
     """Graphs by padded size and features, and the buffers that their steps are staged in.
 
     ``body(packed, header, features)`` runs the captured part and returns the inputs that it made. A capture that fails turns
-    capturing off: steps then run eagerly, and `failure` says why. `seconds` is what captures have taken so far.
+    capturing off: steps without a graph then run eagerly, and `failure` says why. `seconds` is what captures have taken so far.
     """
 
     def __init__(self, device: Device, state: BatchState, body: Body, sizes: Sequence[int], stages: int) -> None:
@@ -74,6 +74,7 @@ class CapturedSteps:
         self._device, self._state, self._body = device, state, body
         self._sizes = sorted(sizes)
         self._graphs: dict[tuple[int, int], tuple[Graph, StepInputs]] = {}
+        self._given_up: set[tuple[int, int]] = set()
         words = LEAD_WORDS + 4 * self._sizes[-1]
         self._packed = device.allocate("state", (words,), torch.int32)
         self._stages = [(device.pinned((words,), torch.int32), device.event()) for _ in range(stages)]
@@ -92,29 +93,36 @@ class CapturedSteps:
     def reset(self) -> None:
         """Begin anew after a rehearsal: its graphs do nothing, and what failed there may not fail where it really runs."""
         self.clear()
+        self._given_up.clear()
         self.failure, self.seconds = None, 0.0
 
     def find(self, key: StepKey) -> CapturedStep | None:
         """The captured step that serves ``key``; None where it has to run eagerly."""
         plain = key.tokens_per_slot == 1 and key.tail == "sample" and not key.features & layout.F_PROMPT_LOGPROBS
-        if self.failure is not None or not plain or key.slots > self._sizes[-1]:
+        if not plain or key.slots > self._sizes[-1]:
             return None
         size = self._sizes[bisect_left(self._sizes, key.slots)]
         features = FORWARD if key.features & EAGER_TAIL else key.features
-        found = self._graphs.get((size, features)) or self._capture(size, features)
+        found = self._graphs.get((size, features))
+        if found is None and (size, features) not in self._given_up:
+            found = self._capture(size, features)
         return None if found is None else CapturedStep(key, size, *found)
 
     def _capture(self, size: int, features: int) -> tuple[Graph, StepInputs] | None:
         """Run the step on padding rows, which compiles what is not compiled yet, then capture it."""
         started = time.perf_counter()
         packed, header = self._padded(size)
+        # Also where nothing is captured any more: other workers of the model may still capture, and run its collectives here.
         self._body(packed, header, features)
         inputs: list[StepInputs] = []
-        try:
-            graph = self._device.capture(lambda: inputs.append(self._body(packed, header, features)))
-        except RuntimeError as error:
-            self.failure = f"{type(error).__name__}: {error}"
-            log.warning("steps run eagerly: capturing one of %d rows failed: %s", size, self.failure)
+        if self.failure is None:
+            try:
+                graph = self._device.capture(lambda: inputs.append(self._body(packed, header, features)))
+            except RuntimeError as error:
+                self.failure = f"{type(error).__name__}: {error}"
+                log.warning("steps without a graph run eagerly: capturing one of %d rows failed: %s", size, self.failure)
+        if self.failure is not None:
+            self._given_up.add((size, features))
             return None
         self._graphs[size, features] = graph, inputs[-1]
         self.seconds += time.perf_counter() - started

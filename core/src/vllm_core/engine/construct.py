@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from vllm_core.engine.binding import BindingLike, BoundOps
 from vllm_core.engine.core import EngineCore
 from vllm_core.engine.memory import GroupMemory, KVBudget, MemoryRequest, size_kv
 from vllm_core.engine.parallel.program import LeadProgram
-from vllm_core.engine.program import ComposedProgram, StateShape, allocate_state
+from vllm_core.engine.program import ComposedProgram, StateShape, allocate_state, bytes_of
 from vllm_core.engine.rehearsal import rehearse
 from vllm_core.engine.scheduler import GroupLimits, Scheduler, SchedulerLimits
 from vllm_core.engine.structured.grammars import Grammars, Vocabulary
@@ -150,11 +150,13 @@ def build_program(
     with _timed(timings, "weights_s"):
         model = _model(design, device, ops, part)
     with _timed(timings, "memory_s"):
-        groups = [GroupMemory(group.spec, group.layout) for group in plan.kv_groups]
-        budget = part.agree(size_kv(_memory_request(design, part.sharers), groups, device.statistics()), groups)
+        groups, rows = [GroupMemory(group.spec, group.layout) for group in plan.kv_groups], _max_rows(design)
+        later = bytes_of(spec, _state_shape(design, groups, design.max_model_len), rows)
+        request = replace(_memory_request(design, part.sharers), later_bytes=later)
+        budget = part.agree(size_kv(request, groups, device.statistics()), groups)
         kv, memory = _bind_kv(spec, plan, device, ops, budget)
-        state = allocate_state(device, _state_shape(design, groups, budget))
-    sizes, rows = _graph_sizes(design, device), _max_rows(design)
+        state = allocate_state(device, _state_shape(design, groups, budget.max_model_len))
+    sizes = _graph_sizes(design, device)
     program = ComposedProgram(spec, model, device, ops, state, kv, rows, sizes, memory, design.max_model_len)
     return program, budget
 
@@ -303,11 +305,11 @@ def _bind_kv(
     return kv, memories
 
 
-def _state_shape(design: DesignLike, groups: list[GroupMemory], budget: KVBudget) -> StateShape:
+def _state_shape(design: DesignLike, groups: list[GroupMemory], max_model_len: int) -> StateShape:
     return StateShape(
         num_slots=design.config.scheduler.max_num_seqs,
-        max_len=budget.max_model_len,
-        max_blocks=tuple(-(-budget.max_model_len // g.layout.tokens_per_block) + 1 for g in groups),
+        max_len=max_model_len,
+        max_blocks=tuple(-(-max_model_len // g.layout.tokens_per_block) + 1 for g in groups),
         tokens_per_block=tuple(g.layout.tokens_per_block for g in groups),
     )
 

@@ -16,6 +16,7 @@ from vllm_core.engine.messages import EngineRequest, EngineStats, RequestUpdate
 from vllm_core.engine.scheduler import ScheduledStep, Scheduler
 from vllm_core.engine.structured.constraint import MaskRows
 from vllm_core.engine.structured.grammars import Grammars
+from vllm_core.errors import MemoryBudgetError
 
 
 class EngineCore:
@@ -56,12 +57,14 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do; asleep it has not."""
-        return not self.is_asleep and (bool(self._in_flight) or self.scheduler.has_work)
+        return not self.is_asleep and (bool(self._in_flight) or self._early is not None or self.scheduler.has_work)
 
     def sleep(self) -> list[RequestUpdate]:
         """Read what is in flight, send running requests back to the queue, give weights and KV cache back.
 
-        Requests may be added, and run after `wake_up`. Raises UnsupportedError where the device cannot bring memory back.
+        Requests may be added, and run after `wake_up`. Raises UnsupportedError where the device cannot bring memory back, and
+        MemoryBudgetError where the host has no memory for the weights; the engine then goes on, and what was read comes with
+        the next step.
         """
         if self.is_asleep:
             return []
@@ -69,7 +72,11 @@ class EngineCore:
         updates = self.drain()
         self.scheduler.preempt_all()
         self.scheduler.reset_prefix_cache()
-        self.program.sleep()
+        try:
+            self.program.sleep()
+        except MemoryBudgetError:
+            self._early = updates or None
+            raise
         self.is_asleep = True
         return updates
 
@@ -102,15 +109,15 @@ class EngineCore:
         return stats
 
     def _step(self) -> list[RequestUpdate]:
-        while len(self._in_flight) < self._depth:
+        while len(self._in_flight) < self._depth and self._early is None:
             step = self.scheduler.schedule()
             if step is None:
                 break
             self._in_flight.append((step, self._launch(step)))
             self._steps += 1
-            if self._early is not None:  # the steps before had to be read, and this one has just begun
-                updates, self._early = self._early, None
-                return updates
+        if self._early is not None:  # the steps before had to be read, and the newest has just begun
+            updates, self._early = self._early, None
+            return updates
         return self._read() if self._in_flight else []
 
     def _launch(self, step: ScheduledStep) -> StepHandle:

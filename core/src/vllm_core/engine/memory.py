@@ -43,8 +43,9 @@ class GroupMemory:
 class MemoryRequest:
     """What the engine asks for. `explicit_len`: the user set the context, so it is not cut.
 
-    `sharers` is how many workers of this model divide the device's memory; `absolute_bytes` is one worker's. `chosen` says
-    what the Plan chose that the bytes depend on: an error that names none of it cannot be acted on.
+    `sharers` is how many workers of this model divide the device's memory; `absolute_bytes` is one worker's. `later_bytes` is
+    what a worker allocates after the KV cache, out of the same share. `chosen` says what the Plan chose that the bytes depend
+    on: an error that names none of it cannot be acted on.
     """
 
     max_model_len: int
@@ -54,6 +55,7 @@ class MemoryRequest:
     utilization: float
     override_blocks: int | None
     sharers: int = 1
+    later_bytes: int = 0
     chosen: str = ""
 
 
@@ -67,12 +69,12 @@ class KVBudget:
 
 
 def kv_bytes(request: MemoryRequest, stats: MemoryStats) -> int:
-    """Bytes that the KV cache may take, after everything else has been allocated."""
+    """Bytes that the KV cache may take, after what has been allocated and before what will be."""
     if request.absolute_bytes is not None:
         return request.absolute_bytes
     own = sum(stats.own_bytes.values())
     share = int(stats.total_bytes * request.utilization) // request.sharers
-    return max(0, min(share - own, stats.available_bytes // request.sharers))
+    return max(0, min(share - own, stats.available_bytes // request.sharers) - request.later_bytes)
 
 
 def smallest(budgets: Sequence[KVBudget], groups: Sequence[GroupMemory]) -> KVBudget:

@@ -124,6 +124,8 @@ def _admit(record: npt.NDArray[np.int32], request: Request, cached: int) -> None
     floats = record.view(np.float32)
     for column, name in _FLOATS:
         floats[column] = getattr(params, name)
+    if params.is_greedy:
+        floats[batch.A_TEMPERATURE] = 0.0
 
 
 def _extras(request: Request) -> list[tuple[int, int, int, int, int]]:

@@ -199,7 +199,9 @@ class Postprocessor:
             out.finish_reason, out.stop_reason = "stop", stop
             return not ending
         if ending:
-            out.finish_reason, out.stop_reason = update.finish_reason, update.stop_reason
+            asked = update.stop_reason in (params.stop_token_ids or ())
+            # The model's own end is no reason that somebody gave.
+            out.finish_reason, out.stop_reason = update.finish_reason, update.stop_reason if asked else None
             output.metrics.update(queue_s=update.queue_s, prefill_s=update.prefill_s, decode_s=update.decode_s)
         return False
 
@@ -226,3 +228,10 @@ def shorten(vector: list[float], dimensions: int) -> list[float]:
     cut = vector[:dimensions]
     length = sum(value * value for value in cut) ** 0.5
     return [value / length for value in cut] if length else cut
+
+
+def cosine(one: list[float], other: list[float]) -> float:
+    """Cosine of the angle between two vectors; 0 where one has no length."""
+    product = sum(a * b for a, b in zip(one, other, strict=True))
+    length = (sum(a * a for a in one) * sum(b * b for b in other)) ** 0.5
+    return product / length if length else 0.0

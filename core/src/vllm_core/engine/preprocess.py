@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_core.api import batch
 from vllm_core.engine.messages import EngineRequest
-from vllm_core.errors import RequestError, nearest
+from vllm_core.errors import ContextLengthError, RequestError, nearest
 from vllm_core.sampling_params import PoolingParams, SamplingParams
 
 if TYPE_CHECKING:
@@ -72,7 +72,10 @@ class Preprocessor:
         room = self._limits.max_model_len - len(ids)
         if room < 1:
             raise self._too_long(len(ids))
+        # An upper bound holds where there is less room; a lower one does not.
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        if params.min_tokens > room:
+            raise self._no_room(params.min_tokens, room)
         stop = dict.fromkeys(params.stop_token_ids or ())
         if params.structured_outputs is not None:
             self._check_structured()
@@ -113,7 +116,7 @@ class Preprocessor:
         """Prepare an embedding. Raises RequestError."""
         text, ids = self._prompt(prompt, True)
         if len(ids) > self._limits.max_model_len:
-            raise self._too_long(len(ids))
+            raise self._too_long(len(ids), "at most")
         if params.dimensions is not None and params.dimensions > self._limits.hidden_size:
             raise RequestError(
                 "Embedding is shorter than asked for",
@@ -206,8 +209,11 @@ class Preprocessor:
             )
         return words
 
-    def _check_tokens(self, name: str, ids: Sequence[object]) -> None:
+    def _check_tokens(self, name: str, ids: Sequence[Any]) -> None:
         size = self._limits.vocab_size
+        # A prompt may be long: three passes of C tell that all are well, and only then nobody has to look at each.
+        if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size):
+            return
         for value in ids:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
                 raise RequestError(
@@ -229,11 +235,20 @@ class Preprocessor:
             )
         return self._tokenizer
 
-    def _too_long(self, found: int) -> RequestError:
+    def _no_room(self, found: int, room: int) -> RequestError:
         return RequestError(
+            "Context has too little room",
+            on="min_tokens",
+            found=str(found),
+            expected=f"at most {room}, what {self._limits.max_model_len} tokens of context leave beside the prompt",
+            fix="ask for fewer tokens, or shorten the prompt",
+        )
+
+    def _too_long(self, found: int, than: str = "fewer than") -> RequestError:
+        return ContextLengthError(
             "Prompt is longer than the context",
             on="prompt",
             found=f"{found} tokens",
-            expected=f"fewer than {self._limits.max_model_len} tokens",
+            expected=f"{than} {self._limits.max_model_len} tokens",
             fix="shorten the prompt, or raise --max-model-len if the model allows more",
         )

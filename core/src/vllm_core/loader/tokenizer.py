@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
-from vllm_core.errors import RequestError
+from vllm_core.errors import ContextLengthError, RequestError
 from vllm_core.loader.chat_template import ChatTemplate
 from vllm_core.loader.token_stream import ByteStream, TokenStream, WindowStream
 
@@ -155,7 +155,7 @@ class Tokenizer:
     def _check_length(self, text: str, max_tokens: int) -> None:
         most = max_tokens * self._longest_token * (1 if self._keeps_length else _SHRINKING_SLACK)
         if len(text) > most:
-            raise RequestError(
+            raise ContextLengthError(
                 "Prompt is longer than the context",
                 on="prompt",
                 found=f"{len(text)} characters",

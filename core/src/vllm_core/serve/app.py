@@ -22,6 +22,9 @@ from vllm_core.serve.settings import AppOptions
 from vllm_core.serve.tracing import Tracing, make_tracing
 from vllm_core.version import __version__
 
+_MAX_SHOWN = 200
+"""Characters of a path that an answer repeats."""
+
 
 class Model(Struct, frozen=True):
     """A served name."""
@@ -132,7 +135,9 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 def _explained(app: FastAPI, request: Request, error: HTTPException) -> str:
     """What was asked, and what could be: the methods of a path, what there is instead of one, or the nearest."""
-    asked, path = f"{error.detail}: {request.method} {request.url.path}", request.url.path[:200]
+    path = request.url.path
+    path = path if len(path) <= _MAX_SHOWN else f"{path[:_MAX_SHOWN]}..."
+    asked = f"{error.detail}: {request.method} {path}"
     if error.status_code == 405:
         return f"{asked}; {path} answers {(error.headers or {}).get('Allow', 'another method')}"
     if error.status_code != 404:

@@ -43,8 +43,14 @@ class _Answer:
         self.prompts = schema.prompts(body.prompt, "prompt")
         echoed = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
         structure = read_structure(body.response_format, body.structured_outputs)
+        # Who rates texts asks for the prompt and no token; the engine makes one with it, which is not shown.
+        self._prompt_alone = bool(body.echo) and body.max_tokens == 0
         self.params = body.sampling(
-            context.defaults(), logprobs=body.logprobs, prompt_logprobs=echoed, structured_outputs=structure
+            context.defaults(),
+            logprobs=body.logprobs,
+            prompt_logprobs=echoed,
+            structured_outputs=structure,
+            **({"max_tokens": 1} if self._prompt_alone else {}),
         )
         self._shows_prompt_logprobs = body.prompt_logprobs is not None
         self.id = new_id("cmpl")
@@ -86,6 +92,8 @@ class _Answer:
             begins = self._echo and cursor.tokens == 0
             prefix = self._prompt_text(output) if begins else ""
             delta = cursor.advance(out, every_token=self._with_ids)
+            if delta is not None and self._prompt_alone:
+                delta = Delta("", [], None if delta.logprobs is None else [], "length", None)
             if delta is not None:
                 choices.append(
                     responses.Choice(

@@ -9,6 +9,7 @@ import time
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 
+from vllm_core.engine.postprocess import cosine
 from vllm_core.outputs import EmbeddingRequestOutput
 from vllm_core.sampling_params import PoolingParams
 from vllm_core.serve import schema
@@ -176,10 +177,3 @@ def _form(body: schema.EmbeddingRequest, output: EmbeddingRequestOutput) -> list
     if body.encoding_format != "base64":
         return vector
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")
-
-
-def cosine(one: list[float], other: list[float]) -> float:
-    """Cosine of the angle between two vectors; 0 where one has no length."""
-    product = sum(a * b for a, b in zip(one, other, strict=True))
-    length = (sum(a * a for a in one) * sum(b * b for b in other)) ** 0.5
-    return product / length if length else 0.0

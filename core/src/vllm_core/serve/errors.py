@@ -7,7 +7,15 @@ from collections.abc import Mapping
 import msgspec
 from starlette.responses import Response
 
-from vllm_core.errors import DeadlineError, EngineDeadError, ModelError, RequestError, UnsupportedError, VLLMCoreError
+from vllm_core.errors import (
+    ContextLengthError,
+    DeadlineError,
+    EngineDeadError,
+    ModelError,
+    RequestError,
+    UnsupportedError,
+    VLLMCoreError,
+)
 
 
 class HTTPRequestError(RequestError):
@@ -70,6 +78,8 @@ def answer_of(error: VLLMCoreError) -> ErrorAnswer:
     """The body for ``error``: its four parts are the message, the object it is about is `param`."""
     status = status_of(error)
     code = error.code if isinstance(error, HTTPRequestError) else None
+    if isinstance(error, ContextLengthError):
+        code = "context_length_exceeded"
     if status < 500:
         kind = "rate_limit_error" if status == 429 else "invalid_request_error"
         return ErrorAnswer(ErrorBody(str(error), kind, error.on, code))

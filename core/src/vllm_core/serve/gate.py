@@ -24,6 +24,8 @@ _OPEN = frozenset(("/", "/health", "/health/live", "/health/ready", "/ping", "/v
 """What probes and browsers ask for, and holds nothing of anybody's requests. All else asks for a key."""
 
 _OPEN_FOLDER = "/web/"
+_MAX_LOGGED = 512
+"""Characters of a path in the access log."""
 
 
 class Gate:
@@ -61,7 +63,7 @@ class Gate:
             with self._tracing.request(scope["method"], path, headers, request_id, lambda: status) as trace:
                 token = CALLER.set(Caller(request_id, tenant, deadline, trace))
                 try:
-                    await self._app(scope, receive, send_with_id)
+                    await self._app(_as_get(scope), receive, send_with_id)
                 finally:
                     CALLER.reset(token)
         except HTTPRequestError as error:
@@ -72,19 +74,20 @@ class Gate:
                 await json_response(INTERNAL, 500)(scope, receive, send_with_id)
         finally:
             if self._options.access_log:
-                shown = quote(scope["path"])  # as it is, it could break a line of the log
+                shown = quote(scope["path"][:_MAX_LOGGED])  # as it is, it could break a line of the log
                 seconds = time.perf_counter() - started
                 log.info("%s %s %d %.3fs %s", scope["method"], shown, status, seconds, request_id)
 
     def _check_form(self, headers: Headers, scope: Scope) -> None:
         """Refuse what proxies and servers may read differently, and close the connection behind it."""
-        count, limits = len(headers.raw), self._options
+        count, limits, fix = len(headers.raw), self._options, "leave all but one out"
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(name) + len(value) for name, value in headers.raw)
         if count > limits.max_headers or size > limits.max_header_bytes:
-            found = f"{count} headers, {size} bytes"
+            found, fix = f"{count} headers, {size} bytes", "send fewer or shorter headers, or raise the server's limits"
             expected, status = f"at most {limits.max_headers} headers and {limits.max_header_bytes} bytes", 431
         elif scope["http_version"] not in ("1.0", "1.1"):
             found, expected, status = f"HTTP {scope['http_version']}", "HTTP 1.1", 505
+            fix = "let the client, or the proxy before this server, speak HTTP 1.1"
         elif "transfer-encoding" in headers and "content-length" in headers:
             found, expected, status = "a length and a transfer encoding", "one of them", 400
         elif len(headers.getlist("host")) > 1:
@@ -96,7 +99,7 @@ class Gate:
             on="headers",
             found=found,
             expected=expected,
-            fix="send fewer headers, each once",
+            fix=fix,
             status=status,
             headers={"connection": "close"},
         )
@@ -115,6 +118,11 @@ class Gate:
         if path in _OPEN or path.startswith(_OPEN_FOLDER):
             return "0"
         raise _wrong_key()
+
+
+def _as_get(scope: Scope) -> Scope:
+    """HEAD is GET whose body the HTTP library keeps to itself; monitors ask with it."""
+    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
 def _wrong_key() -> HTTPRequestError:

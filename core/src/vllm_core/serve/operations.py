@@ -63,7 +63,7 @@ def _health(context: Context) -> Response:
     if context.engine.is_alive:
         return json_response(Status("ok"))
     error = context.engine.error
-    answer = json_response(Status("unavailable", UNSET if error is None else str(error)), 503)
+    answer = json_response(Status("unavailable", "the engine is being started" if error is None else str(error)), 503)
     answer.headers["retry-after"] = RETRY_AFTER_S
     return answer
 

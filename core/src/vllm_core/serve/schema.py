@@ -214,11 +214,18 @@ class ResponsesRequest(Scheduled):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class MessagesMetadata(BaseModel):
+    """Who asks: what `user` is elsewhere, which clients of Anthropic's API send with every request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    user_id: str | None = None
+
+
 class MessagesRequest(Scheduled):
     """``POST /v1/messages``, as Anthropic's API has it."""
 
     without = {
-        "metadata": (None, {}),
         "service_tier": (None, "auto", "standard_only"),
         "container": NOTHING,
         "mcp_servers": (None, []),
@@ -226,6 +233,7 @@ class MessagesRequest(Scheduled):
 
     messages: Annotated[Any, described("array", items={"type": "object"})]
     max_tokens: int
+    metadata: MessagesMetadata | None = None
     stop_sequences: Stops | None = None
     stream: bool | None = None
     system: Annotated[Any, described("string", "array", "null")] = None

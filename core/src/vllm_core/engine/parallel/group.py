@@ -53,7 +53,8 @@ class WorkerGroup:
     """Ranks 1 and up of ``labels``, which name each rank with its device; rank 0 is this process.
 
     ``command`` starts a worker, which finds ``design`` in its first frame. ``bindings`` are the plan's, to name a provider
-    that failed elsewhere. ``on_stuck`` is called in another thread when this process does not notice a failure.
+    that failed elsewhere. ``on_stuck`` is called in another thread when this process does not notice a failure. Files go into
+    ``folder``, whose owner removes what a killed process leaves in it, or into one of their own.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class WorkerGroup:
         design: bytes,
         bindings: Sequence[BindingLike] = (),
         on_stuck: Callable[[VLLMCoreError], None] | None = None,
+        folder: str | None = None,
     ) -> None:
         self._bindings = {(one.op, one.role): one for one in bindings}
         self._on_stuck = on_stuck
@@ -74,7 +76,7 @@ class WorkerGroup:
         self._communicator: Communicator | None = None
         self._sums: dict[int, int] = {}
         self._watcher: threading.Thread | None = None
-        self._folder = tempfile.mkdtemp(prefix="vllm-core-")
+        self._folder = tempfile.mkdtemp(prefix="vllm-core-", dir=folder)
         self.rendezvous = f"file://{self._folder}/meet"
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._workers: list[Worker] = []
