@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import random
 import select
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,6 +126,42 @@ def test_an_error_in_a_collective_is_the_echo_of_another_workers_end(groups, ord
     with pytest.raises(EngineError if order == "killed" else MemoryBudgetError) as caught:
         serve(groups, group)
     assert "rank 1 of 3" in caught.value.on
+
+
+def dies_slowly(pid):
+    """Kill a worker a while after it has stopped: one whose connections break before it is seen to be gone."""
+
+    def run():
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.05)
+        time.sleep(1.5)
+        os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def test_an_error_of_the_leader_waits_for_a_death_that_is_slow_to_be_seen(groups):
+    """On a busy host it was blamed on the provider of the collective."""
+    group = groups.started({"1 step": "stopped"})
+    dies_slowly(group.pids[0])
+    group.broadcast(KEY, DELTA)
+    cause = group.explain(RuntimeError("connection reset by peer"))
+    assert isinstance(cause, EngineDeadError)
+    assert "killed by signal 9" in cause.found
+
+
+def test_an_echo_waits_for_a_death_that_is_slow_to_be_seen(groups):
+    group = groups({"1 step": "stopped", "2 step": failure("ProviderFailedError", "all_reduce", "comm")}, count=3)
+    dies_slowly(group.pids[0])
+    with pytest.raises(EngineDeadError, match="killed by signal 9") as caught:
+        serve(groups, group)
+    assert caught.value.on == "rank 1 of 3, device fake:1"
+
+
+def test_an_echo_of_which_nobody_has_died_is_told(groups):
+    group = groups({"2 step": failure("ProviderFailedError", "all_reduce", "comm")}, count=3)
+    with pytest.raises(EngineError, match="rank 2 of 3"):
+        serve(groups, group)
 
 
 def test_an_error_of_the_leader_is_explained_by_the_workers_death(groups):

@@ -15,7 +15,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,12 +37,16 @@ log = logging.getLogger("vllm_core")
 
 SETTLE_S = 0.3
 """How long signs of a failure are collected: the one that fails first is not always the one that is heard first."""
-EXPLAIN_S = 1.0
-"""How long an error of the leader waits for that of a worker, which may have caused it."""
+EXPLAIN_S = 10.0
+"""How long an error that a worker's end may have caused waits for news of it, unless all others are heard to live."""
+LIVES = 2
+"""Times that a worker is heard after an error before it counts as one that lives: the first may have been on its way."""
 STUCK_S = 2.0
 """How long the leader may take to notice a failure, before its process is ended from outside."""
 STOP_S = 3.0
 """How long workers may take to stop."""
+ECHO = 2
+"""Rank among causes of an error in a collective: whose peer has gone."""
 KEPT_SUMS = 16
 """Check sums of the leader that wait for those of the workers, which may lag."""
 
@@ -76,6 +80,7 @@ class WorkerGroup:
         self._communicator: Communicator | None = None
         self._sums: dict[int, int] = {}
         self._watcher: threading.Thread | None = None
+        self._signs: list[tuple[int, VLLMCoreError]] = []
         self._folder = tempfile.mkdtemp(prefix="vllm-core-", dir=folder)
         self.rendezvous = f"file://{self._folder}/meet"
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -172,8 +177,9 @@ class WorkerGroup:
     def explain(self, error: BaseException) -> BaseException:
         """The failure of a worker that caused ``error`` here, or ``error``; there are no more steps after that."""
         if isinstance(error, Exception):
+            since = self._heard()
             with self._changed:
-                self._changed.wait_for(lambda: self._failure is not None, timeout=EXPLAIN_S)
+                self._changed.wait_for(lambda: self._failure is not None or self._all_live(since), timeout=EXPLAIN_S)
         self._noticed.set()
         if self._failure is None:
             self._alone = True
@@ -182,6 +188,16 @@ class WorkerGroup:
         if self._alone or error.args == self._failure.args:
             return error
         return _again(self._failure)
+
+    def _heard(self) -> list[int]:
+        return [worker.heard_times for worker in self._workers]
+
+    def _all_live(self, since: Sequence[int], gone: Collection[Worker] = ()) -> bool:
+        """Whether each worker but those that are ``gone`` was heard after ``since``, while none is known to be gone."""
+        told = bool(self._signs) and not gone
+        return not told and all(
+            worker in gone or worker.heard_times >= before + LIVES for worker, before in zip(self._workers, since, strict=True)
+        )
 
     def compare(self, steps: int, value: int) -> None:
         """Compare a check sum with those that have come from the workers. Raises EngineError where they differ."""
@@ -228,8 +244,10 @@ class WorkerGroup:
     # -- the watching thread
 
     def _watch(self) -> None:
-        signs: list[tuple[int, VLLMCoreError]] = []
+        signs = self._signs
         deadline: float | None = None
+        gone: set[Worker] = set()
+        since: list[int] = []
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 selector.register(worker.channel, selectors.EVENT_READ, worker)
@@ -237,13 +255,19 @@ class WorkerGroup:
             while selector.get_map() and not self._closing:
                 left = frames.BEAT_S if deadline is None else deadline - time.monotonic()
                 if left <= 0:
-                    break
+                    # What is heard alone is the echo of an end: whoever ended has not been heard of.
+                    only_echoes = min(signs, key=lambda one: one[0])[0] == ECHO
+                    if not only_echoes or self._all_live(since, gone) or left < SETTLE_S - EXPLAIN_S:
+                        break
+                    left = SETTLE_S
                 found = {key.data: self._hear(key.data) for key, _ in selector.select(left)}
                 looked, passed = time.monotonic(), time.monotonic() - looked
                 for worker in [key.data for key in selector.get_map().values()]:
                     sign = found.get(worker) or (self._silence(worker, passed) if worker not in found else None)
                     if sign is not None:
                         selector.unregister(worker.channel)
+                        gone.add(worker)
+                        since = since or self._heard()
                         signs.append(sign)
                         deadline = deadline or time.monotonic() + SETTLE_S
         if signs and not self._closing:
@@ -261,12 +285,14 @@ class WorkerGroup:
         except EOFError:
             return 0, worker.death()
         worker.heard()
+        with self._changed:
+            self._changed.notify_all()
         if kind == frames.BEAT:
             return None
         if kind == frames.FAILED:
             failure = _decode_failure(payload)
             is_echo = failure.op in OPS and OPS[failure.op].family == "comm"
-            return 2 if is_echo else 1, self._error_of(worker, failure)
+            return ECHO if is_echo else 1, self._error_of(worker, failure)
         with self._changed:
             if kind == frames.DIGEST:
                 digest = frames.decode_digest(payload)
@@ -274,7 +300,7 @@ class WorkerGroup:
             else:
                 worker.is_ready = kind == frames.READY
                 worker.inbox.append((kind, payload))
-            self._changed.notify_all()
+                self._changed.notify_all()
         return None
 
     def _error_of(self, worker: Worker, failure: wire.Failure) -> VLLMCoreError:

@@ -38,6 +38,7 @@ class Worker:
         self.inbox: list[tuple[int, bytes]] = []
         self.digests: dict[int, int] = {}
         self.is_ready = False
+        self.heard_times = 0
         self._silent_s = 0.0
 
     def end(self, patience_s: float = 0.0) -> None:
@@ -51,6 +52,7 @@ class Worker:
 
     def heard(self) -> None:
         """Something came from it."""
+        self.heard_times += 1
         self._silent_s = 0.0
 
     def unheard(self, seconds: float) -> EngineDeadError | None:
