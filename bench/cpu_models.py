@@ -166,7 +166,7 @@ def write_qwen3(path: Path) -> None:
 
 
 def _describe(writer: Any) -> None:
-    """Metadata and a byte-level tokenizer: all bytes, then words of digits that no merge makes."""
+    """Metadata and a byte-level tokenizer: all bytes, the token of its one merge, then words of digits that nothing makes."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     shape = QWEN3
@@ -181,7 +181,8 @@ def _describe(writer: Any) -> None:
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e6)
     alphabet = sorted(ByteLevel.alphabet())
-    tokens = [*alphabet, *(f"<{number}>" for number in range(len(alphabet), shape["vocabulary"]))]
+    words = (f"<{number}>" for number in range(len(alphabet) + 1, shape["vocabulary"]))
+    tokens = [*alphabet, alphabet[0] + alphabet[1], *words]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)

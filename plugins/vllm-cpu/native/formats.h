@@ -2,7 +2,7 @@
 //
 // `decode(row, chunk, emit)` calls emit(i, w) with the vectors of `chunk`, CHUNK / VF of them. Their numbers come in the
 // order that costs nothing, `order(i)` being the place in the chunk of the i-th: products are taken with inputs laid out in
-// the same order, so that no vector is ever put back. Every weight is the float that the format defines, rounded once; the
+// the same order (`arrange`, of a chunk), so that no vector is ever put back. Every weight is the float that the format defines, rounded once; the
 // sum over a row is one vector of partial sums, chunk by chunk, then `vf_sum4`: the same for any number of rows of x.
 //
 //   section map: rows of floats; blocks of 32 (GGUF's 4, 5 and 8 bits); blocks of 256 (K-quants); int8 and int4 of our own
@@ -74,6 +74,20 @@ static VLLM_INLINE __m256i load16_twice(const uint8_t *p) {
 
 static VLLM_INLINE __m256i load32(const uint8_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
 
+// Four vectors of four, `step` floats apart, transposed: vector e of the result goes to out + place(e).
+template <class Place>
+static VLLM_INLINE void transpose4(const float *in, int step, float *out, Place place) {
+    __m128 t[4];
+    for (int i = 0; i < 4; ++i) t[i] = _mm_loadu_ps(in + i * step);
+    _MM_TRANSPOSE4_PS(t[0], t[1], t[2], t[3]);
+    for (int e = 0; e < 4; ++e) _mm_storeu_ps(out + place(e), t[e]);
+}
+
+// Each fourth of 32 numbers to one vector: the order of K-quants.
+static VLLM_INLINE void arrange_fourths(const float *in, float *out) {
+    for (int h = 0; h < 2; ++h) transpose4(in + 16 * h, 4, out + 4 * h, [](int e) { return 8 * e; });
+}
+
 // Nibbles t = j and j + 4 of four dwords, j the call's number: 8 integers.
 static VLLM_INLINE __m256i nibbles(__m256i twice, int j) {
     __m256i shift = _mm256_add_epi32(_mm256_setr_epi32(0, 0, 0, 0, 16, 16, 16, 16), _mm256_set1_epi32(4 * j));
@@ -95,7 +109,7 @@ static VLLM_INLINE void emit_floats(Emit &emit, const float *values, int count) 
 template <int DTYPE>
 struct Plain {
     static constexpr int CHUNK = VF;
-    static int order(int i) { return i; }
+    static constexpr int order(int i) { return i; }
     static VLLM_INLINE vf load(const uint8_t *p) {
         if (DTYPE == VLLM_FLOAT32) return vf_load(reinterpret_cast<const float *>(p));
         if (DTYPE == VLLM_BFLOAT16) return vf_load_bf16(reinterpret_cast<const uint16_t *>(p));
@@ -119,7 +133,7 @@ struct Plain {
 // --- blocks of 32 --------------------------------------------------------------------------------------------------------
 
 // Element of nibble t in dword l of a block whose low nibbles are its first half.
-static VLLM_INLINE int split_element(int l, int t) { return 4 * l + t / 2 + 16 * (t & 1); }
+static constexpr int split_element(int l, int t) { return 4 * l + t / 2 + 16 * (t & 1); }
 
 // BITS 4 or 5; MIN: w = d * q + m, else d * (q - 2^(BITS - 1)).
 template <int BITS, bool MIN>
@@ -127,7 +141,7 @@ struct Nibble32 {
     static constexpr int CHUNK = 32;
     static constexpr int HEAD = MIN ? 4 : 2;
     static constexpr int BYTES = HEAD + (BITS == 5 ? 4 : 0) + 16;
-    static int order(int i) {
+    static constexpr int order(int i) {
 #if defined(__AVX2__)
         int j = i / 8, lane = i % 8;
         return split_element(lane % 4, j + 4 * (lane / 4));
@@ -135,6 +149,12 @@ struct Nibble32 {
         return i;
 #endif
     }
+#if defined(__AVX2__)
+    static VLLM_INLINE void arrange(const float *in, float *out) {
+        for (int half = 0; half < 2; ++half)
+            transpose4(in + 16 * half, 4, out + 8 * half, [](int e) { return 16 * (e & 1) + 4 * (e >> 1); });
+    }
+#endif
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         const uint8_t *p = row.data + chunk * BYTES;
@@ -175,7 +195,7 @@ struct Nibble32 {
 
 struct Q8_0 {
     static constexpr int CHUNK = 32;
-    static int order(int i) { return i; }
+    static constexpr int order(int i) { return i; }
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         const uint8_t *p = row.data + chunk * 34;
@@ -200,7 +220,7 @@ template <int BITS>
 struct K45 {
     static constexpr int CHUNK = 64;
     static constexpr int BYTES = BITS == 4 ? 144 : 176;
-    static int order(int i) {
+    static constexpr int order(int i) {
 #if defined(__AVX2__)
         int t = i / 8, lane = i % 8, j = t < 4 ? 2 * t : 2 * (t - 4) + 1;
         return 32 * (j & 1) + 4 * lane + j / 2;
@@ -208,6 +228,11 @@ struct K45 {
         return i;
 #endif
     }
+#if defined(__AVX2__)
+    static VLLM_INLINE void arrange(const float *in, float *out) {
+        for (int i = 0; i < CHUNK; i += 32) arrange_fourths(in + i, out + i);
+    }
+#endif
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         const uint8_t *p = row.data + chunk / 4 * BYTES;
@@ -251,7 +276,7 @@ struct K45 {
 // Halves of 128 numbers: 64 bytes of low nibbles, 32 of high pairs; a scale for each 16.
 struct Q6_K {
     static constexpr int CHUNK = 128;
-    static int order(int i) {
+    static constexpr int order(int i) {
 #if defined(__AVX2__)
         int quarter = i / 32, b = i / 8 % 4, lane = i % 8;
         return 32 * quarter + 4 * lane + b;
@@ -259,6 +284,11 @@ struct Q6_K {
         return i;
 #endif
     }
+#if defined(__AVX2__)
+    static VLLM_INLINE void arrange(const float *in, float *out) {
+        for (int i = 0; i < CHUNK; i += 32) arrange_fourths(in + i, out + i);
+    }
+#endif
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         const uint8_t *p = row.data + chunk / 2 * 210;
@@ -300,7 +330,7 @@ struct Q6_K {
 
 struct Int8Channel {
     static constexpr int CHUNK = VF;
-    static int order(int i) { return i; }
+    static constexpr int order(int i) { return i; }
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         const int8_t *p = reinterpret_cast<const int8_t *>(row.data) + chunk * VF;
@@ -319,7 +349,7 @@ struct Int8Channel {
 // Groups are multiples of 32.
 struct Int4Group {
     static constexpr int CHUNK = 32;
-    static int order(int i) {
+    static constexpr int order(int i) {
 #if defined(__AVX2__)
         int j = i / 8, lane = i % 8;
         return 8 * (lane % 4) + j + 4 * (lane / 4);
@@ -327,6 +357,11 @@ struct Int4Group {
         return i;
 #endif
     }
+#if defined(__AVX2__)
+    static VLLM_INLINE void arrange(const float *in, float *out) {
+        for (int h = 0; h < 2; ++h) transpose4(in + 4 * h, 8, out + 4 * h, [](int e) { return 8 * e; });
+    }
+#endif
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         const uint8_t *p = row.data + chunk * 16;

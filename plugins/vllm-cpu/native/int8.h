@@ -9,27 +9,30 @@
 #include "formats.h"
 #include "panels.h"
 
-
 #ifdef __AVX2__
 
 VLLM_VARIANT_BEGIN
 
 // emit(block of the chunk, bytes, scale, offset): scale a vector, since Q6_K has two in a block.
+//
+// HEADS: blocks of 32 that begin with one or two halves. `numbers` are the bytes of one; `heads` the halves of COUNT of them as
+// pairs, scale and what OFFSET times is the offset: those of four blocks are then converted at once.
+template <int BYTES, int COUNT>
+static VLLM_INLINE __m128i heads_at(const uint8_t *p) {
+    int32_t head[4] = {};
+    for (int i = 0; i < COUNT; ++i) memcpy(head + i, p + i * BYTES, 4);
+    return _mm_setr_epi32(head[0], head[1], head[2], head[3]);
+}
+
 template <int WIDTH, bool MIN>
 struct Nibble32x8 {
-    static constexpr int BITS = WIDTH, BLOCKS = 1;
-    static constexpr bool SIGNED = false;
-    template <class Emit>
-    static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
-        constexpr int HEAD = MIN ? 4 : 2, BYTES = HEAD + (BITS == 5 ? 4 : 0) + 16;
-        const uint8_t *p = row.data + chunk * BYTES;
-        float d, m;
-        if (MIN)
-            halves_at(p, d, m);
-        else
-            d = half_at(p), m = -d * (BITS == 5 ? 16.0f : 8.0f);
+    static constexpr int BITS = WIDTH, BLOCKS = 1, HEAD = MIN ? 4 : 2, BYTES = HEAD + (BITS == 5 ? 4 : 0) + 16;
+    static constexpr bool SIGNED = false, HEADS = true;
+    static constexpr float OFFSET = MIN ? 1.0f : BITS == 5 ? -16.0f : -8.0f;
+    static VLLM_INLINE __m256i numbers(const uint8_t *p) {
         __m128i qs = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p + BYTES - 16));
-        __m256i u = _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(qs, 4), qs), _mm256_set1_epi8(15));
+        __m256i both = _mm256_srlv_epi32(_mm256_broadcastsi128_si256(qs), _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+        __m256i u = _mm256_and_si256(both, _mm256_set1_epi8(15));
         if (BITS == 5) {
             uint32_t high;
             memcpy(&high, p + HEAD, 4);
@@ -40,24 +43,46 @@ struct Nibble32x8 {
             __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
             u = _mm256_or_si256(u, _mm256_and_si256(set, _mm256_set1_epi8(16)));
         }
-        emit(0, u, _mm256_set1_ps(d), m);
+        return u;
+    }
+    template <int COUNT>
+    static VLLM_INLINE __m128i heads(const uint8_t *p) {
+        __m128i found = heads_at<BYTES, COUNT>(p);
+        if (MIN) return found;
+        return _mm_blend_epi16(found, _mm_slli_epi32(found, 16), 0xaa);
+    }
+    template <class Emit>
+    static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
+        const uint8_t *p = row.data + chunk * BYTES;
+        float d, m;
+        if (MIN)
+            halves_at(p, d, m);
+        else
+            d = half_at(p), m = d * OFFSET;
+        emit(0, numbers(p), _mm256_set1_ps(d), m);
     }
 };
 
 struct Q8_0x8 {
-    static constexpr int BITS = 8, BLOCKS = 1;
-    static constexpr bool SIGNED = true;
+    static constexpr int BITS = 8, BLOCKS = 1, BYTES = 34;
+    static constexpr bool SIGNED = true, HEADS = true;
+    static constexpr float OFFSET = 0.0f;
+    static VLLM_INLINE __m256i numbers(const uint8_t *p) { return load32(p + 2); }
+    template <int COUNT>
+    static VLLM_INLINE __m128i heads(const uint8_t *p) {
+        return _mm_and_si128(heads_at<BYTES, COUNT>(p), _mm_set1_epi32(0xffff));  // the other two bytes are numbers
+    }
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
-        const uint8_t *p = row.data + chunk * 34;
-        emit(0, load32(p + 2), _mm256_set1_ps(half_at(p)), 0.0f);
+        const uint8_t *p = row.data + chunk * BYTES;
+        emit(0, numbers(p), _mm256_set1_ps(half_at(p)), 0.0f);
     }
 };
 
 template <int WIDTH>
 struct K45x8 {
     static constexpr int BITS = WIDTH, BLOCKS = 2;
-    static constexpr bool SIGNED = false;
+    static constexpr bool SIGNED = false, HEADS = false;
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         constexpr int BYTES = K45<BITS>::BYTES;
@@ -82,7 +107,7 @@ struct K45x8 {
 // Numbers less 32 are signed: no offset is needed, which would have two values in a block.
 struct Q6_Kx8 {
     static constexpr int BITS = 6, BLOCKS = 4;
-    static constexpr bool SIGNED = true;
+    static constexpr bool SIGNED = true, HEADS = false;
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         const uint8_t *p = row.data + chunk / 2 * 210;
@@ -105,7 +130,7 @@ struct Q6_Kx8 {
 
 struct Int8Channelx8 {
     static constexpr int BITS = 8, BLOCKS = 1;
-    static constexpr bool SIGNED = true;
+    static constexpr bool SIGNED = true, HEADS = false;
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         emit(0, load32(row.data + chunk * 32), _mm256_set1_ps(row.scale[0]), 0.0f);
@@ -114,7 +139,7 @@ struct Int8Channelx8 {
 
 struct Int4Groupx8 {
     static constexpr int BITS = 4, BLOCKS = 1;
-    static constexpr bool SIGNED = false;
+    static constexpr bool SIGNED = false, HEADS = false;
     template <class Emit>
     static VLLM_INLINE void decode(const Row &row, int64_t chunk, Emit emit) {
         int64_t g = chunk * 32 / row.group;

@@ -22,14 +22,25 @@ struct Output {
     const float *bias;  // by column
 };
 
+// Some neighbouring columns of a product: rows n .. n + count - 1 of `w`, the output's columns from `column` on. `gated`:
+// NULL, or a matrix of the same format whose rows from gated_n on are multiplied with the activation of those of `w`; then
+// the biases of both are here.
+struct Columns {
+    const vllm_matrix *w;
+    int64_t n, count, column;
+    const vllm_matrix *gated;
+    int64_t gated_n, activation;
+    const float *bias, *gated_bias;
+};
+
 // Most rows for which weights are decoded straight into the sums.
 constexpr int64_t VECTOR_ROWS = 4;
 
 // Columns n0 .. n1 of the product for up to VECTOR_ROWS rows, to out [rows, n1 - n0] of `stride`.
 bool multiply_vector(const vllm_matrix &w, const Inputs &in, int64_t n0, int64_t n1, float *out, int64_t stride);
 
-// Columns n0 .. n1 for any number of rows, handed to `output` from column `first` on. Uses scratch slots 2 and 3.
-bool multiply_tile(const vllm_matrix &w, const Inputs &in, int64_t n0, int64_t n1, const Output &output, int64_t first);
+// Columns for any number of rows, gated where they are. Uses scratch slots 2 and 3.
+bool multiply_tile(const Columns &one, const Inputs &in, const Output &output);
 
 // out float [k] = row of x, normed where the call says so.
 void plain_row(const vllm_linear_call &call, const char *x, float *out);
@@ -37,6 +48,9 @@ void plain_row(const vllm_linear_call &call, const char *x, float *out);
 // Where there is a gate: float [rows, n] for whole rows of products, in scratch slot 4, as `target`; then out = gated rows.
 float *wide_rows(const vllm_linear_call &call, int64_t rows, const Output &output, Output &target);
 void gate_rows(const vllm_linear_call &call, const float *wide, int64_t rows, const Output &output);
+
+// out [count] = activation(g) * u.
+void gate_row(int64_t activation, const float *g, const float *u, int64_t count, float *out);
 
 // Store `count` products of row `row` from column `column` on.
 void store(const Output &output, int64_t row, int64_t column, float *products, int64_t count);

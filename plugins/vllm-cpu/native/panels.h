@@ -9,22 +9,10 @@ VLLM_VARIANT_BEGIN
 
 constexpr int64_t PANEL_COLUMNS = 16;
 
-// Some neighbouring columns of a product: rows n .. n + count - 1 of `w`, the output's columns from `column` on. `gated`:
-// NULL, or a matrix of the same format whose rows from gated_n on are multiplied with the activation of those of `w`; then
-// the biases of both are here.
-struct Columns {
-    const vllm_matrix *w;
-    int64_t n, count, column;
-    const vllm_matrix *gated;
-    int64_t gated_n, activation;
-    const float *bias, *gated_bias;
-};
-
-// A few rows of x in eight bits: q [rows, k], step and sum float [rows, k / 32].
+// A few rows of x in eight bits: q [rows, k], facts float [rows, k / 32, 2]: the step of a block and its sum.
 struct Inputs8 {
     const int8_t *q;
-    const float *step;
-    const float *sum;
+    const float *facts;
     int64_t k;
     int64_t rows;
 };
@@ -57,7 +45,7 @@ struct Inputs16 {
 
 bool reads_int8(const vllm_matrix &w);
 // One row of x to its places: of a few rows, or row `row` of many (`wide` NULL where no format takes it).
-void quantise_row(const float *x, int64_t k, int8_t *q, float *step, float *sum);
+void quantise_row(const float *x, int64_t k, int8_t *q, float *facts);
 void quantise_into(const float *x, int64_t k, int64_t row, uint8_t *q, uint8_t *wide, float *facts);
 bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, float *out, int64_t stride);
 bool takes_wide8(int32_t format);

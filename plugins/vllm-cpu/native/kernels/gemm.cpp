@@ -11,13 +11,14 @@ namespace {
 constexpr int MR = VF == 16 ? 6 : 3, NR = 4;
 
 // Numbers of K after which rows of x are looked at anew, so that NR rows of the tile and MR of x stay in the first cache.
-constexpr int64_t K_STEP = 1024;
+constexpr int64_t K_STEP = 768;
 
 // Rows of x that pass over the whole tile before the next ones: they stay in the second cache.
 constexpr int64_t M_STEP = 48;
 
 template <int M>
 VLLM_INLINE void sums_of(const float *x, int64_t kp, const float *tile, vf sums[M][NR], int64_t k0, int64_t k1) {
+#pragma GCC unroll 4
     for (int64_t k = k0; k < k1; k += VF) {
         // One vector of the weight at a time: with AVX2 all registers are taken.
         vf value[M];
@@ -71,34 +72,44 @@ void decode_rows(const vllm_matrix &w, int64_t n0, int64_t n1, int64_t padded, f
 
 }  // namespace
 
-bool multiply_tile(const vllm_matrix &w, const Inputs &in, int64_t n0, int64_t n1, const Output &output, int64_t first) {
-    int64_t width = n1 - n0, padded = (width + NR - 1) / NR * NR, kp = in.kp;
+bool multiply_tile(const Columns &one, const Inputs &in, const Output &output) {
+    const vllm_matrix &w = *one.w;
+    const int64_t kp = in.kp, width = one.count, padded = (width + NR - 1) / NR * NR, all = one.gated ? 2 * padded : padded;
     const float *tile;
-    if (w.format == VLLM_ROWS_FLOAT32 && w.k == kp && w.row_bytes == kp * 4 && padded == width) {
-        tile = static_cast<const float *>(w.data) + n0 * kp;
+    if (!one.gated && w.format == VLLM_ROWS_FLOAT32 && w.k == kp && w.row_bytes == kp * 4 && padded == width) {
+        tile = static_cast<const float *>(w.data) + one.n * kp;
     } else {
-        float *decoded = static_cast<float *>(scratch(2, static_cast<size_t>(padded * kp) * 4));
+        float *decoded = static_cast<float *>(scratch(2, static_cast<size_t>(all * kp) * 4));
         if (!decoded || !with_format(w.format, [&](auto format) {
-                decode_rows<decltype(format)>(w, n0, n1, padded, decoded, kp);
+                decode_rows<decltype(format)>(w, one.n, one.n + width, padded, decoded, kp);
+                if (one.gated)
+                    decode_rows<decltype(format)>(*one.gated, one.gated_n, one.gated_n + width, padded, decoded + padded * kp, kp);
             }))
             return false;
         tile = decoded;
     }
     // Products of one block of rows, and the sums between two steps of K.
-    size_t products_bytes = static_cast<size_t>(M_STEP * padded) * 4;
-    char *memory = static_cast<char *>(scratch(3, products_bytes + static_cast<size_t>(M_STEP * padded * VF) * 4));
+    size_t products_bytes = static_cast<size_t>(M_STEP * all) * 4;
+    char *memory = static_cast<char *>(scratch(3, products_bytes + static_cast<size_t>(M_STEP * all * VF) * 4));
     if (!memory) return false;
     float *products = reinterpret_cast<float *>(memory), *kept = reinterpret_cast<float *>(memory + products_bytes);
     for (int64_t m0 = 0; m0 < in.rows; m0 += M_STEP) {
         int64_t m1 = m0 + M_STEP < in.rows ? m0 + M_STEP : in.rows;
         for (int64_t k0 = 0; k0 < kp; k0 += K_STEP) {
             int64_t k1 = k0 + K_STEP < kp ? k0 + K_STEP : kp;
-            for (int64_t n = 0; n < padded; n += NR)
+            for (int64_t n = 0; n < all; n += NR)
                 for (int64_t m = m0; m < m1; m += MR)
                     multiply_rows(m1 - m < MR ? m1 - m : MR, in.x + m * kp, kp, tile + n * kp,
-                                  kept + ((m - m0) * padded + n * MR) * VF, k0, k1, products + (m - m0) * padded + n, padded);
+                                  kept + ((m - m0) * all + n * MR) * VF, k0, k1, products + (m - m0) * all + n, all);
         }
-        for (int64_t m = m0; m < m1; ++m) store(output, m, first, products + (m - m0) * padded, width);
+        for (int64_t m = m0; m < m1; ++m) {
+            float *row = products + (m - m0) * all, *factors = row + padded;
+            if (one.gated) {
+                for (int64_t i = 0; one.bias && i < width; ++i) row[i] += one.bias[i], factors[i] += one.gated_bias[i];
+                gate_row(one.activation, row, factors, width, row);
+            }
+            store(output, m, one.column, row, width);
+        }
     }
     return true;
 }

@@ -6,6 +6,9 @@ VLLM_VARIANT_BEGIN
 
 namespace {
 
+// How much earlier than needed. That many bytes of a core's share of the bandwidth take longer than memory does to answer.
+constexpr int64_t AHEAD = 1024;
+
 // NR rows of the weight at once, for the latency of the sums; M rows of x.
 template <class Format, int M, int NR>
 VLLM_INLINE void block(const vllm_matrix &w, const Inputs &in, int64_t n, int64_t count, float *out, int64_t stride) {
@@ -18,12 +21,15 @@ VLLM_INLINE void block(const vllm_matrix &w, const Inputs &in, int64_t n, int64_
     const float *begin[M];
     for (int m = 0; m < M; ++m) begin[m] = in.x + (m < in.rows ? m : in.rows - 1) * in.kp;
     int64_t chunks = (w.k + Format::CHUNK - 1) / Format::CHUNK;
-    int64_t step = w.row_bytes * Format::CHUNK / w.k, ahead = 2 * NR * w.row_bytes;
+    // Rows are short, and a core's own guesses end with them: what the next NR ones need is asked for now, from their first byte
+    // to their last, since these are neighbours.
+    int64_t step = w.row_bytes * Format::CHUNK / w.k, asked = Format::CHUNK >= 32 ? step : 4 * step;
+    int64_t ahead = NR * w.row_bytes + AHEAD;
     for (int64_t c = 0; c < chunks; ++c) {
         int64_t at = c * VECTORS * VF;
-        // Rows are short: what the next ones need is asked for now.
-        if (Format::CHUNK >= 32)
-            for (int r = 0; r < NR; ++r) __builtin_prefetch(rows[r].data + c * step + ahead);
+        if (Format::CHUNK >= 32 || c % 4 == 0)
+            for (int64_t byte = 0; byte < NR * asked; byte += 64)
+                __builtin_prefetch(rows[0].data + c * step * NR + ahead + byte);
 #pragma GCC unroll 4
         for (int r = 0; r < NR; ++r)
             Format::decode(rows[r], c, [&](int i, vf weight) __attribute__((always_inline)) {

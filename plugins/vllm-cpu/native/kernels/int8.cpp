@@ -9,6 +9,9 @@ VLLM_VARIANT_BEGIN
 
 namespace {
 
+// How far ahead of what is read memory is asked for. Rows are short, and a core's own guesses end with them.
+constexpr int64_t AHEAD = 2048;
+
 // M rows of x against NR of the weight.
 template <class Format, int M, int NR>
 VLLM_INLINE void block8(const vllm_matrix &w, const Inputs8 &in, int64_t n, int64_t count, float *out, int64_t stride) {
@@ -19,9 +22,9 @@ VLLM_INLINE void block8(const vllm_matrix &w, const Inputs8 &in, int64_t n, int6
     for (int r = 0; r < NR; ++r)
         for (int m = 0; m < M; ++m) sums[r][m] = _mm256_setzero_ps(), offsets[r][m] = 0.0f;
     int64_t blocks = in.k / 32;
-    int64_t bytes = w.row_bytes * 32 * Format::BLOCKS / w.k, ahead = 2 * NR * w.row_bytes;
+    int64_t bytes = w.row_bytes * 32 * Format::BLOCKS / w.k, ahead = NR * w.row_bytes + AHEAD / 2;  // as in gemv.cpp
     for (int64_t c = 0; c < blocks / Format::BLOCKS; ++c) {
-        for (int r = 0; r < NR; ++r) __builtin_prefetch(rows[r].data + c * bytes + ahead);
+        for (int64_t at = 0; at < NR * bytes; at += 64) __builtin_prefetch(rows[0].data + c * bytes * NR + ahead + at);
 #pragma GCC unroll 4
         for (int r = 0; r < NR; ++r)
             Format::decode(rows[r], c, [&](int i, __m256i weight, __m256 scale, float offset) __attribute__((always_inline)) {
@@ -29,9 +32,9 @@ VLLM_INLINE void block8(const vllm_matrix &w, const Inputs8 &in, int64_t n, int6
                 for (int m = 0; m < M; ++m) {
                     __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(in.q + m * in.k + at * 32));
                     __m256 dot = _mm256_cvtepi32_ps(dot32<Format::SIGNED>(weight, q));
-                    __m256 both = _mm256_mul_ps(scale, _mm256_broadcast_ss(in.step + m * blocks + at));
+                    __m256 both = _mm256_mul_ps(scale, _mm256_broadcast_ss(in.facts + (m * blocks + at) * 2));
                     sums[r][m] = _mm256_fmadd_ps(dot, both, sums[r][m]);
-                    if (!Format::SIGNED) offsets[r][m] += offset * in.sum[m * blocks + at];
+                    if (!Format::SIGNED) offsets[r][m] += offset * in.facts[(m * blocks + at) * 2 + 1];
                 }
             });
     }
@@ -47,6 +50,62 @@ template <class Format, int M, int NR>
 void range8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, float *out, int64_t stride) {
     for (int64_t n = n0; n < n1; n += NR)
         block8<Format, M, NR>(w, in, n, n1 - n < NR ? n1 - n : NR, out + (n - n0), stride);
+}
+
+// COUNT blocks of one row of the weight from `p` on.
+template <class Format, int COUNT>
+VLLM_INLINE void along_blocks(const uint8_t *p, const int8_t *q, const float *facts, __m256 sums[2], __m256 &offsets) {
+    for (int at = 0; COUNT == 4 && at < COUNT * Format::BYTES; at += 64) __builtin_prefetch(p + AHEAD + at);
+    const __m128i halves = Format::template heads<COUNT>(p);
+    alignas(32) float factors[8];
+    __m256 both;
+    if (COUNT == 4) {
+        both = _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_loadu_ps(facts));
+    } else {
+        both = _mm256_setr_ps(facts[0], facts[1], COUNT > 1 ? facts[2] : 0.0f, COUNT > 1 ? facts[3] : 0.0f, 0, 0, 0, 0);
+        both = _mm256_mul_ps(_mm256_cvtph_ps(halves), both);
+    }
+    _mm256_store_ps(factors, both);
+    if (Format::OFFSET != 0.0f) offsets = _mm256_add_ps(offsets, both);
+#pragma GCC unroll 4
+    for (int i = 0; i < COUNT; ++i) {
+        const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(q + i * 32));
+        const __m256 dot = _mm256_cvtepi32_ps(dot32<Format::SIGNED>(Format::numbers(p + i * Format::BYTES), x));
+        sums[i % 2] = _mm256_fmadd_ps(dot, _mm256_broadcast_ss(factors + 2 * i), sums[i % 2]);
+    }
+}
+
+// The product of one row of x and one of the weight, as eight partial sums.
+template <class Format>
+VLLM_INLINE __m256 along_row(const uint8_t *p, const Inputs8 &in) {
+    const int8_t *q = in.q;
+    const float *facts = in.facts;
+    __m256 sums[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()}, offsets = _mm256_setzero_ps();
+    int64_t left = in.k / 32;
+    for (; left >= 4; left -= 4, p += 4 * Format::BYTES, q += 128, facts += 8)
+        along_blocks<Format, 4>(p, q, facts, sums, offsets);
+    if (left >= 2) {
+        along_blocks<Format, 2>(p, q, facts, sums, offsets);
+        left -= 2, p += 2 * Format::BYTES, q += 64, facts += 4;
+    }
+    if (left) along_blocks<Format, 1>(p, q, facts, sums, offsets);
+    const __m256 all = _mm256_add_ps(sums[0], sums[1]);
+    if (Format::OFFSET == 0.0f) return all;
+    // Every other number is one of the factors.
+    return _mm256_fmadd_ps(_mm256_blend_ps(_mm256_setzero_ps(), offsets, 0xaa), _mm256_set1_ps(Format::OFFSET), all);
+}
+
+// One row of x against rows of the weight, one after the other, so that memory is read in one line.
+template <class Format>
+void along8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, float *out) {
+    const uint8_t *p = static_cast<const uint8_t *>(w.data) + n0 * w.row_bytes;
+    for (int64_t n = n0; n < n1; n += 4) {
+        __m256 all[4];
+        for (int r = 0; r < 4; ++r, p += w.row_bytes) all[r] = n + r < n1 ? along_row<Format>(p, in) : _mm256_setzero_ps();
+        float totals[4];
+        sum4(totals, all[0], all[1], all[2], all[3]);
+        for (int64_t r = 0; r < 4 && n + r < n1; ++r) out[n + r - n0] = totals[r];
+    }
 }
 
 }  // namespace
@@ -91,12 +150,11 @@ VLLM_INLINE Block8 quantise(const float *x) {
 
 }  // namespace
 
-void quantise_row(const float *x, int64_t k, int8_t *q, float *step, float *sum) {
+void quantise_row(const float *x, int64_t k, int8_t *q, float *facts) {
     for (int64_t b = 0; b < k / 32; ++b) {
         const Block8 block = quantise(x + b * 32);
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(q + b * 32), block.numbers);
-        step[b] = block.step;
-        sum[b] = block.low + block.high;
+        facts[2 * b] = block.step, facts[2 * b + 1] = block.low + block.high;
     }
 }
 
@@ -126,14 +184,18 @@ bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64
         using Format = decltype(format);
         int64_t blocks = in.k / 32, m = 0;
         for (; m < in.rows; m += 4) {
-            Inputs8 part{in.q + m * in.k, in.step + m * blocks, in.sum + m * blocks, in.k, in.rows - m};
+            Inputs8 part{in.q + m * in.k, in.facts + m * blocks * 2, in.k, in.rows - m};
             if (part.rows >= 4) {
                 range8<Format, 4, 2>(w, part, n0, n1, out + m * stride, stride);
                 continue;
             }
             for (int64_t rest = 0; rest < part.rows; ++rest) {
-                Inputs8 one{part.q + rest * in.k, part.step + rest * blocks, part.sum + rest * blocks, in.k, 1};
-                range8<Format, 1, 4>(w, one, n0, n1, out + (m + rest) * stride, stride);
+                Inputs8 one{part.q + rest * in.k, part.facts + rest * blocks * 2, in.k, 1};
+                float *to = out + (m + rest) * stride;
+                if constexpr (Format::HEADS)
+                    along8<Format>(w, one, n0, n1, to);
+                else
+                    range8<Format, 1, 4>(w, one, n0, n1, to, stride);
             }
         }
     });
@@ -142,7 +204,7 @@ bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64
 #else
 
 bool reads_int8(const vllm_matrix &) { return false; }
-void quantise_row(const float *, int64_t, int8_t *, float *, float *) {}
+void quantise_row(const float *, int64_t, int8_t *, float *) {}
 void quantise_into(const float *, int64_t, int64_t, uint8_t *, uint8_t *, float *) {}
 bool multiply_vector8(const vllm_matrix &, const Inputs8 &, int64_t, int64_t, float *, int64_t) { return false; }
 

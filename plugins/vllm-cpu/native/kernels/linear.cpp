@@ -8,6 +8,8 @@
 #include "threads.h"
 #include "vmath.h"
 
+#include <atomic>
+
 VLLM_VARIANT_BEGIN
 
 // --- inputs --------------------------------------------------------------------------------------------------------------
@@ -62,14 +64,17 @@ bool same_order(const Order &a, const Order &b) {
 int64_t padded(int64_t k) { return (k + VF - 1) / VF * VF; }
 
 // Rows of x as `plain` [rows, k] in a format's order, or `plain` itself.
-void arrange_row(const Order &order, const float *plain, int64_t k, int64_t kp, float *out) {
+void arrange_row(int32_t format, const Order &order, const float *plain, int64_t k, int64_t kp, float *out) {
     if (order.natural) {
         memcpy(out, plain, static_cast<size_t>(k) * 4);
         for (int64_t i = k; i < kp; ++i) out[i] = 0.0f;
         return;
     }
-    for (int64_t c = 0; c < k; c += order.chunk)
-        for (int i = 0; i < order.chunk; ++i) out[c + i] = plain[c + order.place[i]];
+    with_format(format, [&](auto known) {
+        using Format = decltype(known);
+        if constexpr (Format::order(1) != 1)
+            for (int64_t c = 0; c < k; c += Format::CHUNK) Format::arrange(plain + c, out + c);
+    });
 }
 
 }  // namespace
@@ -82,19 +87,23 @@ float *wide_rows(const vllm_linear_call &call, int64_t rows, const Output &outpu
     return wide;
 }
 
+void gate_row(int64_t activation, const float *g, const float *u, int64_t count, float *out) {
+    int64_t i = 0;
+    for (; i + VF <= count; i += VF) vf_store(out + i, vf_mul(vf_activate(vf_load(g + i), activation), vf_load(u + i)));
+    for (; i < count; ++i) out[i] = vf_first(vf_activate(vf_set(g[i]), activation)) * u[i];
+}
+
 void gate_rows(const vllm_linear_call &call, const float *wide, int64_t rows, const Output &output) {
     int64_t half = call.n / 2;
-    parallel_ranges(rows * half, 512, [&](int64_t begin, int64_t end) {
+    // A few rows are done before another thread would have begun.
+    parallel_ranges(rows * half, rows <= VECTOR_ROWS ? rows * half : 512, [&](int64_t begin, int64_t end) {
         float buffer[512];
         for (int64_t at = begin; at < end;) {
             int64_t row = at / half, column = at % half;
             int64_t count = end - at < half - column ? end - at : half - column;
             if (count > 512) count = 512;
             const float *g = wide + row * call.n + column, *u = g + half;
-            int64_t i = 0;
-            for (; i + VF <= count; i += VF)
-                vf_store(buffer + i, vf_mul(vf_activate(vf_load(g + i), call.gate - 1), vf_load(u + i)));
-            for (; i < count; ++i) buffer[i] = vf_first(vf_activate(vf_set(g[i]), call.gate - 1)) * u[i];
+            gate_row(call.gate - 1, g, u, count, buffer);
             narrow(output.data + (row * output.stride + column) * item_bytes(output.dtype), buffer, output.dtype, count);
             at += count;
         }
@@ -105,6 +114,16 @@ void store(const Output &output, int64_t row, int64_t column, float *products, i
     char *out = output.data + (row * output.stride + column) * item_bytes(output.dtype);
     if (output.bias)
         for (int64_t i = 0; i < count; ++i) products[i] += output.bias[column + i];
+    if (output.dtype == VLLM_FLOAT32) {
+        float *to = reinterpret_cast<float *>(out);
+        int64_t i = 0;
+        for (; i + VF <= count; i += VF) {
+            vf value = vf_load(products + i);
+            vf_store(to + i, output.add ? vf_add(value, vf_load(to + i)) : value);
+        }
+        for (; i < count; ++i) to[i] = output.add ? products[i] + to[i] : products[i];
+        return;
+    }
     if (!output.add) {
         narrow(out, products, output.dtype, count);
         return;
@@ -143,12 +162,36 @@ int64_t tile_columns(int64_t n, int64_t kp) {
     return columns < 4 ? 4 : columns;
 }
 
+// Whether gate and what is gated can share tiles.
+bool gates_in_tiles(const vllm_linear_call &call, int64_t rows) {
+    if (!call.gate || rows <= VECTOR_ROWS) return false;
+    const vllm_matrix *parts = call.parts;
+    return call.num_parts == 1 || (call.num_parts == 2 && parts[0].n == parts[1].n && parts[0].format == parts[1].format);
+}
+
+bool multiply_gated(const vllm_linear_call &call, const Inputs &in, const Output &output) {
+    const int64_t half = call.n / 2, columns = tile_columns(half, in.kp) <= 8 ? 4 : tile_columns(half, in.kp) / 8 * 4;
+    const vllm_matrix *gated = call.parts + (call.num_parts - 1);
+    const float *bias = static_cast<const float *>(call.bias);
+    Output to = output;
+    to.bias = nullptr;
+    std::atomic<bool> done{true};
+    parallel((half + columns - 1) / columns, [&](int64_t task) {
+        const int64_t n = task * columns, count = n + columns < half ? columns : half - n;
+        const int64_t gated_n = call.num_parts == 1 ? half + n : n;
+        const Columns one{call.parts, n, count, n, gated, gated_n, call.gate - 1, bias ? bias + n : nullptr,
+                          bias ? bias + half + n : nullptr};
+        if (!multiply_tile(one, in, to)) done = false;
+    });
+    return done;
+}
+
 void multiply_part(const vllm_matrix &w, const Inputs &in, const Output &output, int64_t first) {
     if (in.rows > VECTOR_ROWS) {
         int64_t columns = tile_columns(w.n, in.kp);
         parallel((w.n + columns - 1) / columns, [&](int64_t task) {
-            int64_t n0 = task * columns, n1 = n0 + columns < w.n ? n0 + columns : w.n;
-            multiply_tile(w, in, n0, n1, output, first + n0);
+            int64_t n = task * columns, count = n + columns < w.n ? columns : w.n - n;
+            multiply_tile(Columns{&w, n, count, first + n, nullptr, 0, 0, nullptr, nullptr}, in, output);
         });
         return;
     }
@@ -197,29 +240,35 @@ int32_t linear(const vllm_linear_call *given, void *out, int64_t out_stride, con
         });
         plain = made;
     }
-    Output target = output;
-    float *wide = call.gate ? wide_rows(call, rows, output, target) : nullptr;
-    if (call.gate && !wide) return VLLM_FAILED;
     Order held{};
     held.natural = true;
     const float *arranged = plain;
+    // The rows in the order of a format; null where there is no memory.
+    auto arrange = [&](int32_t format) {
+        Order order;
+        order_of(format, order);
+        if (same_order(order, held)) return arranged;
+        held = order;
+        arranged = plain;
+        if (order.natural) return arranged;
+        float *made = static_cast<float *>(scratch(1, static_cast<size_t>(rows * kp) * 4));
+        arranged = made;
+        if (made)
+            parallel_ranges(rows, 8, [&](int64_t begin, int64_t end) {
+                for (int64_t row = begin; row < end; ++row) arrange_row(format, order, plain + row * kp, k, kp, made + row * kp);
+            });
+        return arranged;
+    };
+    if (gates_in_tiles(call, rows)) {
+        if (!arrange(call.parts[0].format)) return VLLM_FAILED;
+        return multiply_gated(call, Inputs{arranged, kp, rows}, output) ? VLLM_OK : VLLM_FAILED;
+    }
+    Output target = output;
+    float *wide = call.gate ? wide_rows(call, rows, output, target) : nullptr;
+    if (call.gate && !wide) return VLLM_FAILED;
     int64_t first = 0;
     for (int64_t p = 0; p < call.num_parts; ++p) {
-        Order order;
-        order_of(call.parts[p].format, order);
-        if (!same_order(order, held)) {
-            if (order.natural) {
-                arranged = plain;
-            } else {
-                float *made = static_cast<float *>(scratch(1, static_cast<size_t>(rows * kp) * 4));
-                if (!made) return VLLM_FAILED;
-                parallel_ranges(rows, 8, [&](int64_t begin, int64_t end) {
-                    for (int64_t row = begin; row < end; ++row) arrange_row(order, plain + row * kp, k, kp, made + row * kp);
-                });
-                arranged = made;
-            }
-            held = order;
-        }
+        if (!arrange(call.parts[p].format)) return VLLM_FAILED;
         multiply_part(call.parts[p], Inputs{arranged, kp, rows}, target, first);
         first += call.parts[p].n;
     }

@@ -96,16 +96,16 @@ bool multiply_int8(const vllm_linear_call &call, const char *x, int64_t x_stride
         char *memory = static_cast<char *>(scratch(1, static_cast<size_t>(rows * (k + 8 * blocks))));
         float *plain = static_cast<float *>(scratch(5, static_cast<size_t>(k) * 4));
         if (!memory || !plain) return false;
-        float *step = reinterpret_cast<float *>(memory), *sum = step + rows * blocks;
-        int8_t *q = reinterpret_cast<int8_t *>(sum + rows * blocks);
+        float *facts = reinterpret_cast<float *>(memory);
+        int8_t *q = reinterpret_cast<int8_t *>(facts + rows * blocks * 2);
         for (int64_t row = 0; row < rows; ++row) {
             plain_row(call, x + row * row_step, plain);
-            quantise_row(plain, k, q + row * k, step + row * blocks, sum + row * blocks);
+            quantise_row(plain, k, q + row * k, facts + row * blocks * 2);
         }
         Output target = output;
         float *whole = call.gate ? wide_rows(call, rows, output, target) : nullptr;
         if (call.gate && !whole) return false;
-        multiply_few8(call, Inputs8{q, step, sum, k, rows}, target);
+        multiply_few8(call, Inputs8{q, facts, k, rows}, target);
         if (call.gate) gate_rows(call, whole, rows, output);
         return true;
     }
