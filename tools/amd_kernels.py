@@ -19,14 +19,17 @@ from vllm_rocm.backends.families import ARCHITECTURES, family_of
 from vllm_rocm.chips import chip_of
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "amd-kernels.md"
-MODELS, STEPS, LIMIT_S = ("Qwen3-0.6B", "Qwen3-8B"), ("1x1", "64x1", "1x2048"), 900
+MODELS = ("Qwen3-0.6B", "Qwen3-8B", "Qwen3-30B-A3B")
+STEPS, LIMIT_S = ("1x1", "64x1", "1x2048"), 900
 Rows = list[dict[str, Any]]
 
 INTRODUCTION = """# Kernels on AMD architectures
 
 Written by `python tools/amd_kernels.py`, with Triton {triton}. Nothing here was run on AMD hardware: kernels were compiled to
-machine code, on a machine without a GPU, with the specialisations that a step's launches get. Steps are of {models} in
-bfloat16 with 4,096 tokens of context: `1x1` decodes one sequence, `64x1` 64 of them, `1x2048` is a prompt of 2,048 tokens.
+machine code, on a machine without a GPU, with the specialisations that a step's launches get. Steps are of {models}
+in bfloat16 with 4,096 tokens of context: `1x1` decodes one sequence, `64x1` 64 of them, `1x2048` is a prompt of 2,048
+tokens. The last model is a mixture: each token goes through 8 of 128 experts, chosen evenly, by whose weights `one_pair`,
+`one_token` and `grouped` multiply. `window, cap` is attention with a sliding window and a soft cap.
 
 - **registers**: vector registers of a lane, accumulators included (CDNA: 512, RDNA: 256). **waves**: of a SIMD, as many as its
   registers hold. **LDS** of one program; **programs**: that fit on a unit (a compute unit of CDNA, two of RDNA) at a time.
@@ -91,7 +94,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="folder", type=Path, metavar="FOLDER")
     options = parser.parse_args(arguments)
-    lines = [INTRODUCTION.format(triton=metadata.version("triton"), models=" and ".join(MODELS))]
+    lines = [INTRODUCTION.format(triton=metadata.version("triton"), models=", ".join(MODELS))]
     for architecture in ARCHITECTURES:
         lines += chapter(architecture, {model: rows_of(architecture, model, options.folder) for model in MODELS})
     PATH.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")

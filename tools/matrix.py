@@ -37,10 +37,16 @@ def manifests() -> list[tuple[str, Manifest]]:
 
 
 def claimed(platforms: Sequence[tuple[str, Manifest]], levels: Mapping[str, str]) -> str:
-    """The table of some manifests; ``levels`` by column."""
+    """The table of some manifests, then what they say of themselves; ``levels`` by column."""
     columns = [f"{name} ({manifest.support_level})" for name, manifest in platforms]
     claims = [claims_data(manifest.claims) for _, manifest in platforms]
-    return markdown(columns, claims, [levels.get(column, UNKNOWN) for column in columns])
+    table = markdown(columns, claims, [levels.get(column, UNKNOWN) for column in columns])
+    return "\n".join([table, *notes(platforms)])
+
+
+def notes(platforms: Sequence[tuple[str, Manifest]]) -> list[str]:
+    """A paragraph a platform: what stands behind its claims."""
+    return [line for name, manifest in platforms if manifest.note for line in ("", f"{name}: {manifest.note}.")]
 
 
 def levels_in(readme: str) -> dict[str, str]:
@@ -61,7 +67,12 @@ def main(arguments: list[str]) -> int:
     path = ROOT / "README.md"
     old = path.read_text(encoding="utf-8")
     reports = [read_report(one) for one in options.files]
-    new = replaced(old, matrix(reports) if reports else claimed(manifests(), levels_in(old)))
+    if reports:
+        named = {report.platform.distribution for report in reports}
+        table = "\n".join([matrix(reports), *notes([one for one in manifests() if one[0] in named])])
+    else:
+        table = claimed(manifests(), levels_in(old))
+    new = replaced(old, table)
     if options.check:
         if new != old:
             print("README.md has an old support matrix\n  fix: python tools/matrix.py")

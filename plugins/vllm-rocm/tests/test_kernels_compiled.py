@@ -20,6 +20,8 @@ ARCHITECTURES = [
     *(pytest.param(name, marks=pytest.mark.slow) for name in families.ARCHITECTURES if name not in SOON),
 ]
 
+pytestmark = pytest.mark.timeout(LIMIT_S + 60)
+
 
 @cache
 def compiled(architecture: str, model: str = "Qwen3-0.6B") -> list[dict]:
@@ -70,6 +72,8 @@ def test_the_same_holds_for_experts(architecture):
     assert {"route", "count", "arrange", "grouped", "combine", "one_pair", "one_token"} <= {row["kernel"] for row in rows}
     assert [row for row in rows if row["lds_bytes"] > family.lds_bytes or row["vector_spills"] or row["scratch_bytes"]] == []
     assert [row for row in rows if row["kernel"] == "grouped" and not row["matrix_instructions"]] == []
+    assert {"grouped", "one_pair", "one_token"} <= {row["kernel"] for row in rows if row["floor_us"]}
+    assert [row for row in rows if row["predicted_us"] > 2 * row["floor_us"] > 0] == []
 
 
 @pytest.mark.parametrize(

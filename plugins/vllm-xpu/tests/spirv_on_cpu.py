@@ -3,7 +3,8 @@
     spirv_on_cpu.py OP,OP... DTYPE,DTYPE... [CLASS,CLASS...]    classes of shapes, `all` of the op's if left out
 
 Intel's Triton compiles them for a GPU without DPAS; the runtime of the distribution intel-opencl-rt makes x86 code of the
-modules and runs it on the tensors' own memory. It needs triton-xpu, pyopencl and intel-opencl-rt (`nox -s
+modules and runs it on the tensors' own memory. Tiles are smaller than a chip's: without DPAS a product is unrolled, and a
+program's lanes share what is left. It needs triton-xpu, pyopencl and intel-opencl-rt (`nox -s
 xpu-kernels`).
 """
 
@@ -15,6 +16,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,15 @@ CAPABILITY, EXTENSION, EXECUTION_MODE = 17, 10, 16
 KERNEL_ATTRIBUTES = 5892
 """SPIR-V capability and extension SPV_INTEL_kernel_attributes: hints for a GPU, which this runtime refuses."""
 MODES = range(5893, 5897)
+TILES = {
+    "extend": tuning.Extend(16, 16, 8, 1),
+    "extend_wide": tuning.Extend(16, 16, 8, 1),
+    "decode": tuning.Decode(16, 8, 1, 4),
+    "one_row": lambda rows, columns: tuning.OneRow(4, 64, 1),
+    "few_rows": lambda count, rows, columns, gated: tuning.FewRows(16, 16, 16, 1, 1, 1, 0),
+    "grouped": lambda mean, rows, columns, gated: tuning.Grouped(16, 16, 16, 1, 1),
+}
+"""With these a module is built in a minute at most, and not in a quarter of an hour."""
 SCALARS = {"i1": np.int8, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "fp32": np.float32}
 """Scalar arguments by Triton's names of types."""
 
@@ -133,7 +144,7 @@ def main(ops: list[str], dtypes: list[str], classes: list[str]) -> int:
     driver.install()
     family = family_of(ARCHITECTURE)
     assert family is not None
-    tuning.use(family.tuning, 4)
+    tuning.use(replace(family.tuning, **TILES), 4)
     facts = DeviceFacts(id="0", name="", device_type="xpu", architecture=ARCHITECTURE, memory_kind="discrete", memory_bytes=1)
     mine = [one for one in backend.offers(facts) if one.provider == backend.PROVIDER]
     provider = Provider({name: load_entry(entry) for one in mine for name, entry in one.ops.items()}, kv_layout)

@@ -17,15 +17,18 @@ LIMIT_S = 600
 PRODUCTS = {"decode", "few_rows"}
 STEPS = ("1x1", "64x1")
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton.backends.intel") is None, reason="Intel's Triton is not installed here"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton.backends.intel") is None, reason="Intel's Triton is not installed here"
+    ),
+    pytest.mark.timeout(LIMIT_S + 60),
+]
 
 
 @cache
-def compiled(architecture: str) -> list[dict]:
+def compiled(architecture: str, model: str = "Qwen3-0.6B") -> list[dict]:
     """In a process of its own: a compiler that meets what it does not know may abort."""
-    command = [sys.executable, "-W", "ignore", "-m", "vllm_xpu.machine_code", architecture]
+    command = [sys.executable, "-W", "ignore", "-m", "vllm_xpu.machine_code", architecture, "--model", model]
     command += [argument for step in STEPS for argument in ("--step", step)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -45,3 +48,12 @@ def test_products_use_dpas_where_the_compiler_knows_it(architecture):
     """On dg2 this release of the compiler gives products to the vector engines."""
     rows = [row for row in compiled(architecture) if row["kernel"] in PRODUCTS]
     assert [row for row in rows if not row["matrix_ops"]] == []
+
+
+@pytest.mark.parametrize("architecture", ["pvc", "dg2", "bmg"])
+def test_the_same_holds_for_experts(architecture):
+    rows = compiled(architecture, "Qwen3-30B-A3B")
+    assert {"route", "arrange", "grouped", "combine", "one_pair", "one_token"} <= {row["kernel"] for row in rows}
+    assert [row for row in rows if row["slm_bytes"] > family_of(architecture).slm_bytes] == []
+    if architecture != "dg2":
+        assert [row for row in rows if row["kernel"] == "grouped" and not row["matrix_ops"]] == []

@@ -81,8 +81,8 @@ def test_the_manifest_says_that_nothing_ran_on_hardware():
     manifest = plugin.manifest()
     assert manifest.support_level == "experimental"
     assert manifest.note == (
-        "experimental, not run on hardware: Intel's compiler accepts the kernels; the algorithm is verified in the "
-        "interpreter; never executed on an Intel GPU"
+        "experimental, not run on hardware: Intel's compiler accepts the kernels, and their non-DPAS form computes correctly "
+        "on Intel's CPU runtime; never executed on an Intel GPU"
     )
 
 

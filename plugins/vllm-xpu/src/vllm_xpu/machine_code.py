@@ -1,7 +1,8 @@
 """What Intel's Triton makes of the kernels for a chip that need not be here: SPIR-V, shared local memory, DPAS.
 
 ``python -m vllm_xpu.machine_code pvc --step 1x1 --step 64x1`` prints a line of JSON for each specialisation that such steps
-launch; ``--spirv FOLDER`` keeps the modules. Needs Intel's Triton (on the index as triton-xpu), no GPU and no compiler of SYCL.
+launch; ``--spirv FOLDER`` keeps the modules, ``--ocloc`` makes machine code of them as well, by Intel's offline compiler, and
+tells what spills. Needs Intel's Triton (on the index as triton-xpu), no GPU and no compiler of SYCL.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -26,14 +29,20 @@ from vllm_xpu.chips import chip_of
 
 TARGETS = tuple(family.architectures[0] for family in FAMILIES)
 CONTEXT = 4096
+LIMIT_S = 300
+"""Of the offline compiler for one kernel."""
+
 _MATRIX = re.compile(r"tt\.dot .*parent = #mma")
+_SPILLED = re.compile(r"spilled around (\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """One specialisation; `matrix_ops` counts the products that it gives to DPAS, each of many instructions.
 
-    `floor_us` is the chip's roofline for one launch (`vllm_triton.roofline`), 0 for kernels that take little.
+    `floor_us` is the chip's roofline for one launch (`vllm_triton.roofline`), 0 for kernels that take little. `spills` are
+    what the offline compiler counts of registers that did not fit; `binary_bytes` of its machine code; None where it was
+    not asked.
     """
 
     kernel: str
@@ -44,6 +53,8 @@ class Resources:
     matrix_ops: int
     spirv_bytes: int
     floor_us: float = 0.0
+    spills: int | None = None
+    binary_bytes: int | None = None
 
 
 def _family(architecture: str) -> Family:
@@ -110,8 +121,24 @@ def resources_of(one: Compiled, step: str) -> Resources:
     )
 
 
+def spills_of(module: bytes, architecture: str, flags: str) -> tuple[int, int]:
+    """Spilled registers, and bytes of machine code, of a module of SPIR-V with one kernel, by ocloc.
+
+    Raises FileNotFoundError where ocloc is not installed, CalledProcessError where it refuses (an architecture it does not
+    know, too), TimeoutExpired.
+    """
+    with tempfile.TemporaryDirectory(prefix="vllm-xpu-") as folder:
+        source = Path(folder, "kernel.spv")
+        source.write_bytes(module)
+        command = ["ocloc", "compile", "-spirv_input", "-file", str(source), "-device", architecture, "-out_dir", folder]
+        command += ["-options", flags] if flags else []
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+        found = _SPILLED.search(done.stdout + done.stderr)
+        return int(found[1]) if found else 0, sum(path.stat().st_size for path in Path(folder).glob("*.bin"))
+
+
 def compile_steps(
-    architecture: str, model: Model, steps: Sequence[Step], keep: Path | None = None
+    architecture: str, model: Model, steps: Sequence[Step], keep: Path | None = None, *, ocloc: bool = False
 ) -> Iterator[Resources | roofline.StepTime]:
     """Compile what ``steps`` launch, each specialisation once, then tell the steps' times. Once a process."""
     register_backend()
@@ -130,6 +157,9 @@ def compile_steps(
             (keep / f"{number:02}-{one.kernel}.spv").write_bytes(one.asm["spv"])
         owner = told.get(one.metadata.hash)
         found = resources_of(one, _name(owner[0]) if owner else "")
+        if ocloc:
+            spills, size = spills_of(one.asm["spv"], architecture, one.metadata.build_flags)
+            found = replace(found, spills=spills, binary_bytes=size)
         judged = roofline.judge(owner[1], owner[0].context, owner[0].tokens) if owner else None
         yield found if judged is None else replace(found, floor_us=roofline.floor_s(judged[0], chip) * 1e6)
     for step in steps:
@@ -148,10 +178,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--model", choices=sorted(MODELS), default="Qwen3-0.6B")
     parser.add_argument("--step", action="append", required=True, metavar="ROWSxQUERIES")
     parser.add_argument("--spirv", type=Path, metavar="FOLDER")
+    parser.add_argument("--ocloc", action="store_true", help="machine code too, where ocloc is installed")
     options = parser.parse_args(arguments)
     sizes = [tuple(map(int, one.split("x"))) for one in options.step]
     steps = [Step(rows=rows, queries=queries, context=max(CONTEXT, queries)) for rows, queries in sizes]
-    for one in compile_steps(options.architecture, MODELS[options.model], steps, options.spirv):
+    for one in compile_steps(options.architecture, MODELS[options.model], steps, options.spirv, ocloc=options.ocloc):
         sys.stdout.write(json.dumps(asdict(one)) + "\n")
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from vllm_core.api import Device
 
 STATEMENT = (
-    "experimental, not run on hardware: Intel's compiler accepts the kernels; the algorithm is verified in the interpreter; "
-    "never executed on an Intel GPU"
+    "experimental, not run on hardware: Intel's compiler accepts the kernels, and their non-DPAS form computes correctly on "
+    "Intel's CPU runtime; never executed on an Intel GPU"
 )
 
 CLAIMS: Mapping[str, Support] = MappingProxyType(
