@@ -87,6 +87,15 @@ def test_what_the_suite_itself_cannot_do_is_an_error_and_no_row(site):
     assert children() == set()
 
 
+@pytest.fixture
+def interruptible():
+    """A job that a shell starts in the background ignores SIGINT, and so would everything here."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_all_children(install, options):
     install("hang")
     rows = []
