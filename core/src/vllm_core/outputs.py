@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Pooled = TypeVar("Pooled")
 
 
 @dataclass(slots=True)
@@ -67,25 +70,26 @@ class ClassificationOutput:
 
 
 @dataclass(slots=True)
-class ClassificationRequestOutput:
+class PoolingRequestOutput(Generic[Pooled]):
+    """What a model that does not generate made of one prompt."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: Pooled
+    finished: bool = True
+    error: str | None = None
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
     """The classes of one prompt."""
 
-    request_id: str
-    prompt_token_ids: list[int]
-    outputs: ClassificationOutput
-    finished: bool = True
-    error: str | None = None
+    __slots__ = ()
 
 
-@dataclass(slots=True)
-class EmbeddingRequestOutput:
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
     """The vector of one prompt."""
 
-    request_id: str
-    prompt_token_ids: list[int]
-    outputs: EmbeddingOutput
-    finished: bool = True
-    error: str | None = None
+    __slots__ = ()
 
 
 @dataclass(slots=True)
@@ -95,12 +99,7 @@ class ScoringOutput:
     score: float
 
 
-@dataclass(slots=True)
-class ScoringRequestOutput:
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
     """The score of one pair; the token ids are those of both."""
 
-    request_id: str
-    prompt_token_ids: list[int]
-    outputs: ScoringOutput
-    finished: bool = True
-    error: str | None = None
+    __slots__ = ()

@@ -282,23 +282,26 @@ class Decoder:
 
     def _hidden(self, inputs: StepInputs, kv: Sequence[Any], rows: torch.Tensor | None) -> torch.Tensor:
         x, eps, add_rms_norm = self._workspace.views(inputs.num_tokens), self._eps, self._add_rms_norm
-        last = len(self._layers) - 1
         of_rows, gather = self._workspace.of_rows, self._gather
         narrow = same if rows is None or gather is None else partial(of_rows, rows=rows, gather=gather)
+        *before, (last, last_kv) = zip(self._layers, kv, strict=True)
         self._embedding.run(x.residual, inputs.token_ids, self._embedding_scale)
+        if not self._fused:
+            self._rms_norm(x.hidden, x.residual, self._norms[0], eps)
+        for (layer, layer_kv), next_norm in zip(before, self._norms[1:-1], strict=True):
+            if self._fused:
+                layer.run_fused(x, inputs, layer_kv)
+            else:
+                layer.run(x, inputs, layer_kv)
+                add_rms_norm(x.hidden, x.residual, x.delta, next_norm, eps)
+        if rows is not None and not len(rows):
+            return last.write_keys(x, inputs, last_kv)
         if self._fused:
-            for index, (layer, layer_kv) in enumerate(zip(self._layers, kv, strict=True)):
-                if index == last and rows is not None and not len(rows):
-                    return layer.write_keys(x, inputs, layer_kv)
-                x = layer.run_fused(x, inputs, layer_kv, narrow if index == last else same)
+            x = last.run_fused(x, inputs, last_kv, narrow)
             self._rms_norm(x.hidden, x.residual, self._norms[-1], eps)
-            return x.hidden
-        self._rms_norm(x.hidden, x.residual, self._norms[0], eps)
-        for index, (layer, layer_kv, next_norm) in enumerate(zip(self._layers, kv, self._norms[1:], strict=True)):
-            if index == last and rows is not None and not len(rows):
-                return layer.write_keys(x, inputs, layer_kv)
-            x = layer.run(x, inputs, layer_kv, narrow if index == last else same)
-            add_rms_norm(x.hidden, x.residual, x.delta, next_norm, eps)
+        else:
+            x = last.run(x, inputs, last_kv, narrow)
+            add_rms_norm(x.hidden, x.residual, x.delta, self._norms[-1], eps)
         return x.hidden
 
     def logits(self, out: torch.Tensor, rows: torch.Tensor) -> None:

@@ -179,7 +179,9 @@ class WorkerGroup:
         if isinstance(error, Exception):
             since = self._heard()
             with self._changed:
-                self._changed.wait_for(lambda: self._failure is not None or self._all_live(since), timeout=EXPLAIN_S)
+                self._changed.wait_for(
+                    lambda: self._failure is not None or (not self._signs and self._all_live(since)), timeout=EXPLAIN_S
+                )
         self._noticed.set()
         if self._failure is None:
             self._alone = True
@@ -193,9 +195,8 @@ class WorkerGroup:
         return [worker.heard_times for worker in self._workers]
 
     def _all_live(self, since: Sequence[int], gone: Collection[Worker] = ()) -> bool:
-        """Whether each worker but those that are ``gone`` was heard after ``since``, while none is known to be gone."""
-        told = bool(self._signs) and not gone
-        return not told and all(
+        """Whether each worker but those that are ``gone`` was heard after ``since``."""
+        return all(
             worker in gone or worker.heard_times >= before + LIVES for worker, before in zip(self._workers, since, strict=True)
         )
 
@@ -284,23 +285,19 @@ class WorkerGroup:
             kind, payload = worker.channel.receive()
         except EOFError:
             return 0, worker.death()
-        worker.heard()
-        with self._changed:
-            self._changed.notify_all()
-        if kind == frames.BEAT:
-            return None
         if kind == frames.FAILED:
             failure = _decode_failure(payload)
             is_echo = failure.op in OPS and OPS[failure.op].family == "comm"
             return ECHO if is_echo else 1, self._error_of(worker, failure)
         with self._changed:
+            worker.heard()
             if kind == frames.DIGEST:
                 digest = frames.decode_digest(payload)
                 worker.digests[digest.steps] = digest.value
-            else:
+            elif kind != frames.BEAT:
                 worker.is_ready = kind == frames.READY
                 worker.inbox.append((kind, payload))
-                self._changed.notify_all()
+            self._changed.notify_all()
         return None
 
     def _error_of(self, worker: Worker, failure: wire.Failure) -> VLLMCoreError:
