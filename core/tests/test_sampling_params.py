@@ -7,7 +7,7 @@ import pytest
 
 from vllm_core.api import batch
 from vllm_core.errors import RequestError
-from vllm_core.sampling_params import PoolingParams, SamplingParams
+from vllm_core.sampling_params import MAX_SHOWN, PoolingParams, SamplingParams, StructuredOutputsParams
 
 WRONG = [
     ("temperature", -0.1),
@@ -15,6 +15,7 @@ WRONG = [
     ("temperature", math.inf),
     ("temperature", "hot"),
     ("temperature", True),
+    ("temperature", 10**400),
     ("top_p", 0.0),
     ("top_p", 1.01),
     ("top_p", math.nan),
@@ -28,6 +29,7 @@ WRONG = [
     ("frequency_penalty", -2.1),
     ("repetition_penalty", 0.0),
     ("repetition_penalty", -1.0),
+    ("repetition_penalty", 5e-324),
     ("max_tokens", 0),
     ("min_tokens", -1),
     ("logprobs", -1),
@@ -39,6 +41,7 @@ WRONG = [
     ("bad_words", [""]),
     ("logit_bias", {1: 101.0}),
     ("logit_bias", {1: math.nan}),
+    ("logit_bias", {1: -(10**400)}),
     ("logit_bias", dict.fromkeys(range(batch.MAX_BIAS + 1), 0.0)),
     ("stop_token_ids", list(range(batch.MAX_STOP))),
 ]
@@ -60,6 +63,22 @@ def test_what_is_no_list_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.on == name
+
+
+def test_an_error_repeats_little_of_a_long_value() -> None:
+    """A server would send megabytes back."""
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(stop=["x" * 100_000, ""])
+    assert len(caught.value.found) == MAX_SHOWN
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**30])
+def test_a_grammar_with_integers_that_do_not_travel_is_refused(number: int) -> None:
+    """Sent to the engine's process they would fail there as a fault of the server."""
+    for wanted in ({"json": {"type": "integer", "maximum": number}}, {"structural_tag": {"a": [number]}}):
+        with pytest.raises(RequestError, match="ints"):
+            StructuredOutputsParams(**wanted)
+    assert StructuredOutputsParams(json={"enum": [2**64 - 1, -(2**63)]})
 
 
 def test_a_text_is_not_taken_for_a_list_of_its_characters() -> None:

@@ -359,8 +359,9 @@ class AsyncLLM(EngineFacts):
         if not self.is_alive:
             raise self.error or self._death()
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._replies[reply].append(future)
         await self._send(question, None)
+        # Only now: answers are matched by their order, and a question that was not sent has none.
+        self._replies[reply].append(future)
         return await future
 
     # -- the engine process

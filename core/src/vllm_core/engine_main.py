@@ -135,9 +135,10 @@ class Service:
             return wire.Failure.of(error)
         return None
 
-    def _add(self, request: EngineRequest) -> None:
+    def _add(self, request: EngineRequest, grammar: Future[Any] | None = None) -> None:
         try:
-            self._core.add(request)
+            # What has failed to compile is not compiled again here, where everybody would wait for it.
+            self._core.add(request, None if grammar is None else grammar.result())
         except RequestError as error:
             self._send(wire.REFUSED, wire.Failure.of(error, request_id=request.request_id))
 
@@ -146,7 +147,7 @@ class Service:
         for name, (request, grammar) in list(self._compiling.items()):
             if grammar.done():
                 del self._compiling[name]
-                self._add(request)
+                self._add(request, grammar)
             elif time.time() > request.arrival_time + MAX_COMPILE_S:
                 del self._compiling[name]
                 self._send(wire.REFUSED, wire.Failure.of(too_slow(), request_id=name))

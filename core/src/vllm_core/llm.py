@@ -349,11 +349,14 @@ class LLM:
 
     def _require(self, runner: str) -> None:
         self._check_open()
+        on = f"LLM.{'embed' if runner == 'pooling' else 'generate'}"
+        if self._core.is_asleep:
+            raise RequestError("LLM is asleep", on=on, found="no memory since sleep()", expected="memory", fix="call wake_up()")
         found = self._engine.blueprint.runner
         if found != runner:
             raise RequestError(
                 "Model is used for something else",
-                on=f"LLM.{'embed' if runner == 'pooling' else 'generate'}",
+                on=on,
                 found=f"an engine with runner {found!r}",
                 expected=f"runner {runner!r}",
                 fix=f"start it with runner={runner!r}" if runner == "pooling" else "use embed()",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
@@ -14,8 +13,12 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 SMALLEST_TEMPERATURE = 1e-5
 """Below it the most likely token is taken, which draws would bring as well: logits over less may leave float32."""
+SMALLEST_REPETITION_PENALTY = 1e-6
+"""Logits are divided by it: over much less they leave float32."""
 MAX_GRAMMAR_BYTES = 1 << 16
 """Largest schema, expression or grammar, as JSON."""
+MAX_SHOWN = 200
+"""Characters of a wrong value that its error repeats: requests may hold megabytes of it."""
 
 _STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
@@ -44,8 +47,11 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, frozen=True, forbid_
             raise _wrong("structured_outputs", given, f"exactly one of {', '.join(_STRUCTURES)}")
         try:
             size = len(msgspec.json.encode(self))
+            msgspec.msgpack.encode(self)  # as it travels to the engine, with integers of at most 64 bits
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise _wrong(f"structured_outputs.{given[0]}", str(error), "JSON values, not nested too deeply") from None
+            raise _wrong(
+                f"structured_outputs.{given[0]}", str(error), "JSON values, integers of 64 bits, not nested too deeply"
+            ) from None
         if size > MAX_GRAMMAR_BYTES:
             raise _wrong(f"structured_outputs.{given[0]}", f"{size} bytes", f"at most {MAX_GRAMMAR_BYTES} bytes")
         if self.choice is not None and not (self.choice and all(isinstance(text, str) and text for text in self.choice)):
@@ -95,7 +101,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
         _in_range("min_p", self.min_p, 0.0, 1.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        _in_range("repetition_penalty", self.repetition_penalty, SMALLEST_REPETITION_PENALTY, 100.0)
         _integer("n", self.n, 1, MAX_N)
         _integer("top_k", self.top_k, -1, 2**31 - 1)
         _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
@@ -194,7 +200,7 @@ def _wrong(name: str, found: object, expected: str) -> RequestError:
     return RequestError(
         "Sampling value cannot be used",
         on=name,
-        found=repr(found),
+        found=f"{found!r:.{MAX_SHOWN}}",
         expected=expected,
         fix=f"change {name}, or leave it out",
     )
@@ -202,9 +208,9 @@ def _wrong(name: str, found: object, expected: str) -> RequestError:
 
 def _in_range(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
     expected = f"a number in {'(' if low_open else '['}{low:g}, {high:g}]"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise _wrong(name, value, expected)
-    if value > high or value < low or (low_open and value == low):
+    # NaN is in no range; an integer is compared as it is, since one may be too large for a float.
+    inside = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+    if not inside or (low_open and value == low):
         raise _wrong(name, value, expected)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from vllm_core.cli import chat
 from vllm_core.cli.main import main
-from vllm_core.errors import EngineError
+from vllm_core.errors import ConfigError, EngineError
 
 
 class Parrot:
@@ -99,6 +99,11 @@ def test_history_is_kept_only_where_asked_and_for_its_owner_alone(typed: Any, tm
     file = tmp_path / "history"
     typed("one", history=file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_history_that_cannot_be_kept_is_named(typed: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--history"):
+        typed("one", history=tmp_path / "nowhere" / "history")
 
 
 @pytest.mark.parametrize(

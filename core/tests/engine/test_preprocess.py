@@ -92,6 +92,10 @@ def test_tokens_outside_the_vocabulary_are_refused(ids: Sequence[object]) -> Non
     assert refused(ids).on == "prompt"
 
 
+def test_a_long_text_in_place_of_a_token_is_not_repeated() -> None:
+    assert len(refused(["x" * 100_000]).found) <= 80
+
+
 def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths() -> None:
     error = refused([5] * 32)
     assert isinstance(error, ContextLengthError)

@@ -111,6 +111,21 @@ async def test_a_bias_out_of_range_names_the_token(client: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ('"logit_bias": {"7": 1%s}', "logit_bias[7]"),
+        ('"structured_outputs": {"json": {"type": "integer", "maximum": 1%s}}', "structured_outputs.json"),
+        ('"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": 1%s}}}', "structured_outputs.json"),
+    ],
+)
+async def test_integers_beyond_all_bounds_are_named(client: Any, engine: Any, field: str, param: str) -> None:
+    """They were answered 500: too large for a float, or for the way to the engine."""
+    body = f'{{"prompt": "a", {field % ("0" * 400)}}}'.encode()
+    assert check(await client.post(COMPLETIONS, body))["param"] == param
+    assert engine.calls == []
+
+
+@pytest.mark.parametrize(
     ("prompt", "param"),
     [
         (None, "prompt"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from pathlib import Path
@@ -100,3 +101,23 @@ def test_a_real_model_answers_a_file(model_file: Any, tmp_path: Path) -> None:
     ]
     assert len(texts) == 3
     assert "Paris" in texts[0]
+
+
+async def test_an_output_that_cannot_be_written_ends_the_batch(engine: Any) -> None:
+    """All was computed for nothing, and an answer that alone was not written went unnoticed."""
+
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    engine.max_num_seqs = 1
+    lines = "\n".join(line(str(number), {"messages": HI}) for number in range(40)).encode()
+    with pytest.raises(OSError, match="No space left"):
+        await batch_file.answer_all(engine, io.BytesIO(lines), Full(), Features())
+    assert len(engine.calls) < 40, "what cannot be written is not computed"
+
+
+async def test_a_line_that_is_too_long_is_one_error(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_file, "MAX_LINE_BYTES", 300)
+    failed, answers = await answer(engine, "x" * 1000, line("good", {"messages": HI}))
+    assert (failed, set(answers)) == (1, {None, "good"})

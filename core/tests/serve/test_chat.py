@@ -216,3 +216,19 @@ async def test_usage_comes_with_every_chunk_of_a_chat_too(client: Any, parse_eve
 async def test_stream_options_need_a_stream(client: Any) -> None:
     answer = await client.post(PATH, {"messages": HI, "stream_options": {"include_usage": True}})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream_options")
+
+
+async def test_hints_to_a_hosted_service_ask_nothing(client: Any) -> None:
+    """Agents send them with every request; /v1/responses took them before."""
+    hints = {
+        "prompt_cache_key": "thread-1",
+        "prompt_cache_retention": "in_memory",
+        "safety_identifier": "user-1",
+        "verbosity": "medium",
+        "stream": True,
+        "stream_options": {"include_usage": True, "include_obfuscation": False},
+    }
+    assert (await client.post("/v1/chat/completions", {"messages": HI, **hints})).status_code == 200
+    for name, value in (("verbosity", "low"), ("stream_options", {"include_obfuscation": True})):
+        answer = await client.post("/v1/chat/completions", {"messages": HI, **hints, name: value})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)

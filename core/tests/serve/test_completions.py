@@ -140,6 +140,8 @@ async def test_echo_and_no_token_rate_the_prompt_alone(client: Any, engine: Any,
     answer = await client.post(PATH, body)
     (choice,) = (parse_events(answer.text)[0] if stream else answer.json())["choices"]
     assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("ab", [], "length")
+    if not stream:
+        assert answer.json()["usage"]["completion_tokens"] == 0, "it is not counted either"
     assert choice["logprobs"]["tokens"] == []
     assert engine.calls[0][1].max_tokens == 1, "the engine makes one, which is not shown"
     assert engine.calls[0][1].prompt_logprobs == 1

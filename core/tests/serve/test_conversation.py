@@ -244,7 +244,7 @@ async def test_a_message_has_thinking_text_and_tool_use_as_blocks(say: Any) -> N
 
 async def test_a_message_may_say_who_asks(say: Any) -> None:
     """Agents that speak Anthropic's API send it with every request."""
-    body = {"messages": HI, "max_tokens": 9, "metadata": {"user_id": "u-1"}}
+    body = {"messages": HI, "max_tokens": 9, "metadata": {"user_id": "u-1"}, "cache_control": {"type": "ephemeral"}}
     assert (await say("Yes.").post(MESSAGES, body)).status_code == 200
     answer = await say("Yes.").post(MESSAGES, {**body, "metadata": {"team": "x"}})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata")
@@ -305,3 +305,22 @@ async def test_a_grammar_that_leads_nowhere_is_the_requests_fault(say: Any, engi
     engine.failure = DEAD_END
     answer = await say("x").post(CHAT, {"messages": HI, "structured_outputs": {"regex": "a"}})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "structured_outputs")
+
+
+async def test_an_error_in_the_events_of_a_response_has_the_next_number(say: Any, engine: Any, engine_dead: Any) -> None:
+    engine.error_after[1] = engine_dead
+    text = (await say("a", "b").post(RESPONSES, {"input": "Hi", "stream": True})).text
+    events = [json.loads(part.partition("data: ")[2]) for part in text.split("\n\n") if part]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert (events[-1]["type"], events[-1]["code"]) == ("error", "service_unavailable")
+
+
+async def test_messages_say_when_to_come_back_while_the_engine_starts_again(say: Any, engine: Any, engine_dead: Any) -> None:
+    client = say("a", "b")
+    engine.error_after[0] = engine_dead
+    answer = await client.post(MESSAGES, {"messages": HI, "max_tokens": 9})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "overloaded_error")
+    assert answer.headers["retry-after"]
+    engine.error_after = {1: engine_dead}
+    text = (await client.post(MESSAGES, {"messages": HI, "max_tokens": 9, "stream": True})).text
+    assert json.loads(text.rstrip().rpartition("data: ")[2])["error"]["type"] == "overloaded_error"

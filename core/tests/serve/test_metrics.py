@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_core.errors import RequestError
+from vllm_core.serve import operations
 
 pytestmark = pytest.mark.anyio
 
@@ -120,3 +121,15 @@ async def test_openmetrics_for_those_who_ask(client: Any) -> None:
     answer = await client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
+
+
+async def test_metrics_do_not_wait_for_a_long_step(client: Any, engine: Any, monkeypatch: Any) -> None:
+    """The engine answers between two steps; Prometheus gives up after ten seconds."""
+    assert (await samples(client))["vllm:num_requests_running"].value == 2
+    monkeypatch.setattr(operations, "STATS_WAIT_S", 0.01)
+
+    async def busy() -> Any:
+        await asyncio.Event().wait()
+
+    engine.stats = busy
+    assert (await samples(client))["vllm:num_requests_running"].value == 2, "what it said last"

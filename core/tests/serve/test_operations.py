@@ -98,3 +98,22 @@ async def test_the_page_holds_nothing_from_elsewhere_and_forbids_it(client: Any,
         assert "style=" not in links
         assert "innerHTML" not in links
     assert (await make_client(engine, web_page=False).get("/")).status_code == 404
+
+
+ACTIONS = ("/reset_prefix_cache", "/sleep", "/wake_up")
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+@pytest.mark.parametrize("origin", ["http://elsewhere.example", "http://test.elsewhere.example", "null"])
+async def test_a_page_of_another_origin_tells_the_server_nothing(client: Any, path: str, origin: str) -> None:
+    """Without a body no browser asks before it sends; any page could put a local server to sleep."""
+    answer = await client.send("POST", path, headers={"origin": origin})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (403, "origin")
+
+
+async def test_the_servers_own_page_and_named_origins_tell_it_what_to_do(client: Any, make_client: Any, engine: Any) -> None:
+    own = {"origin": "http://test"}
+    assert (await client.send("POST", "/reset_prefix_cache", headers=own)).json() == {"success": True}
+    named = make_client(engine, allowed_origins=("http://elsewhere.example",))
+    other = {"origin": "http://elsewhere.example"}
+    assert (await named.send("POST", "/reset_prefix_cache", headers=other)).json() == {"success": True}

@@ -91,6 +91,8 @@ def test_an_engine_that_slept_gives_the_tokens_of_one_that_did_not(devices, devi
         assert [one.outputs[0].token_ids for one in stream][-1] == expected[0]
         llm.sleep()
         assert device.statistics().available_bytes >= before + (1 << 19), "the KV cache is given back"
+        with pytest.raises(RequestError, match="asleep"):
+            llm.generate(PROMPTS, PARAMS, use_tqdm=False)
         llm.wake_up()
         again = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
     assert first == again == expected

@@ -199,8 +199,17 @@ def _terminal_lines(history: Path | None) -> Iterator[str]:
     import readline
 
     if history is not None:
-        history.touch(mode=0o600)
-        readline.read_history_file(history)
+        try:
+            history.touch(mode=0o600)
+            readline.read_history_file(history)
+        except OSError as error:
+            raise ConfigError(
+                "History cannot be kept",
+                on=f"--history {history}",
+                found=str(error),
+                expected="a file of your own that may be written",
+                fix="name another, or leave --history out",
+            ) from error
     try:
         while True:
             try:

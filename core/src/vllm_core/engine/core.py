@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from vllm_core.api import StepHandle, StepProgram
 from vllm_core.engine.binding import BoundOps, ProviderFailedError
@@ -41,14 +42,15 @@ class EngineCore:
         self.grammars = grammars
         self.is_asleep = False
 
-    def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises RequestError for one that can never run."""
+    def add(self, request: EngineRequest, grammar: Any = None) -> None:
+        """Queue a request, with its compiled grammar where that is there. Raises RequestError for one that can never run."""
         wanted = None if request.params is None else request.params.structured_outputs
         if wanted is None:
             self.scheduler.add(request)
             return
         assert self.grammars is not None, "an engine that generates has grammars"
-        self.scheduler.add(request, self.grammars.constraint(wanted))
+        constraint = self.grammars.constraint(wanted) if grammar is None else self.grammars.start(grammar)
+        self.scheduler.add(request, constraint)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestUpdate]:
         """End requests now; unknown ids are ignored, since a request may have finished meanwhile."""

@@ -219,7 +219,7 @@ class Preprocessor:
                 raise RequestError(
                     "Token id is outside the vocabulary",
                     on=name,
-                    found=repr(value),
+                    found=f"{value!r:.80}",
                     expected=f"integers in [0, {size})",
                     fix="send ids of this model's tokenizer",
                 )

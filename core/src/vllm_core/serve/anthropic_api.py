@@ -18,7 +18,7 @@ from vllm_core.serve.anthropic_input import asked_of
 from vllm_core.serve.body import decode
 from vllm_core.serve.context import Context, fail_on_error, new_id
 from vllm_core.serve.conversation import Turn, open_turn
-from vllm_core.serve.errors import ErrorAnswer, answer_of, json_response, status_of
+from vllm_core.serve.errors import ErrorAnswer, answer_of, headers_of, json_response, status_of
 from vllm_core.serve.stream import Cursor, EventStream, Outputs, collect, named_event, opened, until_gone
 from vllm_core.serve.tokens import MAX_TOKENS
 from vllm_core.serve.tools.pieces import Arguments, Call, Piece, Reasoning, Text
@@ -26,7 +26,16 @@ from vllm_core.serve.tools.pieces import Arguments, Call, Piece, Reasoning, Text
 Endpoint = Callable[[Request], Awaitable[Response]]
 Event = tuple[str, dict[str, Any]]
 
-_TYPES = {400: "invalid_request_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+_TYPES = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_STATUS = {"invalid_request_error": 400, "service_unavailable": 503, "timeout": 504}
+"""Of what ends a stream, whose status has been sent."""
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 
@@ -70,19 +79,19 @@ def _in_its_form(endpoint: Endpoint) -> Endpoint:
         except VLLMCoreError as error:
             status = status_of(error)
             answer = json_response(_error(answer_of(error), status), status)
-            answer.headers.update(getattr(error, "headers", None) or {})
+            answer.headers.update(headers_of(error))
             return answer
 
     return wrapped
 
 
 def _error(answer: ErrorAnswer, status: int) -> dict[str, Any]:
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "overloaded_error" if status == 503 else "api_error")
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": answer.error.message, "param": answer.error.param}}
 
 
 def _failed(answer: ErrorAnswer) -> bytes:
-    return named_event("error", _error(answer, 400 if answer.error.type == "invalid_request_error" else 500))
+    return named_event("error", _error(answer, _STATUS.get(answer.error.type, 500)))
 
 
 class _Answer:

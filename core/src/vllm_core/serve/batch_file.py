@@ -56,7 +56,8 @@ async def answer_all(engine: Engine, lines: IO[bytes], out: IO[bytes], features:
     # Nobody is turned away here: no more lines are read than there are places.
     app = create_app(engine, features=features, max_queued_requests=None, web_page=False, access_log=False)
     places = asyncio.Semaphore(2 * engine.config.scheduler.max_num_seqs)
-    failed = 0
+    tasks: set[asyncio.Task[None]] = set()
+    failed, broken = 0, list[BaseException]()
 
     async def answer(number: int, raw: bytes) -> None:
         nonlocal failed
@@ -68,18 +69,34 @@ async def answer_all(engine: Engine, lines: IO[bytes], out: IO[bytes], features:
         out.write(msgspec.json.encode(result) + b"\n")
         out.flush()
 
+    def ended(task: asyncio.Task[None]) -> None:
+        tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            broken.append(error)  # no line makes one: nothing can be written any more
+
     async with contextlib.AsyncExitStack() as stack:
-        tasks: set[asyncio.Task[None]] = set()
         stack.push_async_callback(_end, tasks)
-        for number, raw in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES + 1), b""), start=1):
+        for number, raw in enumerate(_lines(lines), start=1):
             if not raw.strip():
                 continue
             await places.acquire()
+            if broken:
+                raise broken[0]
             task = asyncio.create_task(answer(number, raw))
             tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            task.add_done_callback(ended)
         await asyncio.gather(*tasks)
+        if broken:
+            raise broken[0]
     return failed
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines, and of one that is too long its beginning."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        yield line
+        while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE_BYTES + 1)
 
 
 async def _end(tasks: set[asyncio.Task[None]]) -> None:

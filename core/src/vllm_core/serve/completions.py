@@ -64,7 +64,7 @@ class _Answer:
         choices = []
         for index, output in enumerate(finals):
             choices += self._choices(index, output, [Cursor() for _ in output.outputs])
-        return self._completion(choices, responses.usage_of(finals))
+        return self._completion(choices, self._usage(finals))
 
     async def events(self, outputs: Outputs, usage: Literal["none", "last", "every"]) -> AsyncGenerator[bytes, None]:
         """The answer in pieces."""
@@ -75,11 +75,15 @@ class _Answer:
             async for index, output in outputs:
                 last[index] = output
                 if usage == "every":
-                    told = responses.usage_of(list(last.values()))
+                    told = self._usage(list(last.values()))
                 for choice in self._choices(index, output, cursors[index]):
                     yield event(self._completion([choice], told))
         if usage != "none":
-            yield event(self._completion([], responses.usage_of(list(last.values()))))
+            yield event(self._completion([], self._usage(list(last.values()))))
+
+    def _usage(self, outputs: list[RequestOutput]) -> responses.Usage:
+        """Without the token that is not shown where the prompt alone was asked for."""
+        return responses.usage_of(outputs, shown=not self._prompt_alone)
 
     def _completion(self, choices: list[responses.Choice], usage: responses.Usage | UnsetType | None) -> responses.Completion:
         return responses.Completion(self.id, "text_completion", self._created, self._model, choices, usage)

@@ -88,6 +88,13 @@ def answer_of(error: VLLMCoreError) -> ErrorAnswer:
     return ErrorAnswer(ErrorBody(str(error), "service_unavailable" if status == 503 else "server_error", None, code))
 
 
+def headers_of(error: VLLMCoreError) -> Mapping[str, str]:
+    """Headers that go with the answer for ``error``."""
+    if isinstance(error, HTTPRequestError):
+        return error.headers
+    return {"retry-after": RETRY_AFTER_S} if isinstance(error, EngineDeadError) else {}
+
+
 def json_response(body: object, status: int = 200) -> Response:
     """Encode a response struct."""
     return Response(msgspec.json.encode(body), status, media_type="application/json")
@@ -96,8 +103,5 @@ def json_response(body: object, status: int = 200) -> Response:
 def error_response(error: VLLMCoreError) -> Response:
     """``error`` as an HTTP answer."""
     answer = json_response(answer_of(error), status_of(error))
-    if isinstance(error, HTTPRequestError):
-        answer.headers.update(error.headers)
-    elif isinstance(error, EngineDeadError):
-        answer.headers["retry-after"] = RETRY_AFTER_S
+    answer.headers.update(headers_of(error))
     return answer

@@ -153,6 +153,11 @@ class Metrics:
     def _ended(self, reason: str, count: int = 1) -> None:
         self._success.labels(**self._labels, finished_reason=reason).inc(count)
 
+    @property
+    def stats(self) -> EngineStats | None:
+        """What the engine said last; None while it is away."""
+        return self._engine.stats
+
     def render(self, stats: EngineStats | None, admission: Admission, accept: str) -> tuple[bytes, str]:
         """The page and its content type. Without ``stats`` (the engine is away) its samples are left out."""
         self._engine.stats, self._engine.admission = stats, admission

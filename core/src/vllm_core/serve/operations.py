@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol, runtime_checkable
 
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Struct, UnsetType
 
+from vllm_core.engine.messages import EngineStats
 from vllm_core.errors import EngineError, UnsupportedError
 from vllm_core.serve.context import Context
 from vllm_core.serve.errors import RETRY_AFTER_S, HTTPRequestError, json_response
+from vllm_core.serve.schema import short
 from vllm_core.version import __version__
+
+STATS_WAIT_S = 2.0
+"""How long metrics wait for the engine, which answers between two steps: whoever scrapes them gives up after some seconds."""
 
 
 class Status(Struct, frozen=True):
@@ -75,8 +81,11 @@ def _add_facts(api: APIRouter, context: Context) -> None:
 
     @api.get("/metrics")
     async def metrics(request: Request) -> Response:
+        stats: EngineStats | None
         try:
-            stats = await context.engine.stats()
+            stats = await asyncio.wait_for(context.engine.stats(), STATS_WAIT_S)
+        except asyncio.TimeoutError:  # it is in a long step: what it said last still holds
+            stats = context.metrics.stats
         except EngineError:  # what the server itself has seen is shown all the same; /health has the cause
             stats = None
         page, content_type = context.metrics.render(stats, context.admission, request.headers.get("accept", ""))
@@ -90,8 +99,9 @@ def _add_facts(api: APIRouter, context: Context) -> None:
 
 def _add_actions(api: APIRouter, context: Context) -> None:
     @api.post("/reset_prefix_cache")
-    async def reset_prefix_cache() -> Response:
+    async def reset_prefix_cache(request: Request) -> Response:
         """Forget cached prefixes; a conflict while requests hold some."""
+        _refuse_pages(context, request)
         if await context.engine.reset_prefix_cache():
             return json_response({"success": True})
         raise HTTPRequestError(
@@ -106,6 +116,7 @@ def _add_actions(api: APIRouter, context: Context) -> None:
     @api.post("/sleep")
     async def sleep(request: Request) -> Response:
         """Give back device memory: weights to the host (level 1) or dropped (level 2), KV dropped."""
+        _refuse_pages(context, request)
         level = request.query_params.get("level", "1")
         if level not in ("1", "2"):
             raise HTTPRequestError(
@@ -117,12 +128,28 @@ def _add_actions(api: APIRouter, context: Context) -> None:
     @api.post("/wake_up")
     async def wake_up(request: Request) -> Response:
         """Take the memory again."""
+        _refuse_pages(context, request)
         await _sleeping(context).wake_up(request.query_params.getlist("tags") or None)
         return json_response({"success": True})
 
     @api.get("/is_sleeping")
     async def is_sleeping() -> Response:
         return json_response({"is_sleeping": await _is_sleeping(context)})
+
+
+def _refuse_pages(context: Context, request: Request) -> None:
+    """An action has no body, so a page of any origin could send it without asking first. Raises HTTPRequestError (403)."""
+    origin, allowed = request.headers.get("origin"), context.options.allowed_origins
+    if origin is None or origin in allowed or "*" in allowed or origin.partition("://")[2] == request.headers.get("host"):
+        return
+    raise HTTPRequestError(
+        "Page of another origin tells the server what to do",
+        on="origin",
+        found=short(origin),
+        expected="this server's own page, one of --allowed-origins, or no browser",
+        fix="send it from elsewhere, or name the origin with --allowed-origins",
+        status=403,
+    )
 
 
 async def _is_sleeping(context: Context) -> bool:

@@ -144,10 +144,10 @@ class Completion(Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-def usage_of(outputs: list[RequestOutput], reasoning: int | None = None) -> Usage:
-    """Each prompt once, all of its sequences; ``reasoning`` tokens of them, where they are told apart."""
+def usage_of(outputs: list[RequestOutput], reasoning: int | None = None, *, shown: bool = True) -> Usage:
+    """Each prompt once, all of its sequences if they are ``shown``; ``reasoning`` tokens of them, where they are told apart."""
     read = sum(len(output.prompt_token_ids) for output in outputs)
-    written = sum(len(sequence.token_ids) for output in outputs for sequence in output.outputs)
+    written = sum(len(sequence.token_ids) for output in outputs for sequence in output.outputs) if shown else 0
     cached = CachedTokens(sum(output.num_cached_tokens for output in outputs))
     thought = UNSET if reasoning is None else ReasoningTokens(reasoning)
     return Usage(read, written, read + written, cached, thought)

@@ -36,16 +36,11 @@ def router(context: Context) -> APIRouter:
         answer = _Answer(context, body, turn)
         outputs = context.start(body, [turn.prompt], turn.params(params), answer.id, special=False)
         if body.stream:
-            return EventStream(answer.events(await opened(request.receive, outputs)), failed=_failed, end=b"")
+            return EventStream(answer.events(await opened(request.receive, outputs)), failed=answer.failed, end=b"")
         finals = await until_gone(request.receive, collect(outputs, 1))
         return json_response(answer.whole(finals[0]))
 
     return api
-
-
-def _failed(error: ErrorAnswer) -> bytes:
-    body = {"type": "error", "code": error.error.type, "message": error.error.message, "param": error.error.param}
-    return named_event("error", {**body, "sequence_number": 0})
 
 
 class _Answer:
@@ -59,6 +54,7 @@ class _Answer:
         self._reader = turn.reader()
         self._cursor = Cursor()
         self._reasoning_tokens = 0
+        self._events = 0
 
     def whole(self, final: RequestOutput) -> dict[str, Any]:
         """The answer at once."""
@@ -68,21 +64,22 @@ class _Answer:
 
     async def events(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
         """The answer in pieces."""
-        number = 0
-
-        def numbered(name: str, body: Mapping[str, Any]) -> bytes:
-            nonlocal number
-            number += 1
-            return named_event(name, {"type": name, "sequence_number": number - 1, **body})
-
-        yield numbered("response.created", {"response": self._response(None)})
-        yield numbered("response.in_progress", {"response": self._response(None)})
+        yield self._event("response.created", {"response": self._response(None)})
+        yield self._event("response.in_progress", {"response": self._response(None)})
         async with aclosing(outputs):
             async for _, output in outputs:
                 for name, body in self._take(output):
-                    yield numbered(name, body)
+                    yield self._event(name, body)
         response = self._response(output)
-        yield numbered(f"response.{response['status']}", {"response": response})
+        yield self._event(f"response.{response['status']}", {"response": response})
+
+    def failed(self, error: ErrorAnswer) -> bytes:
+        """The event of an error that ends the events."""
+        return self._event("error", {"code": error.error.type, "message": error.error.message, "param": error.error.param})
+
+    def _event(self, name: str, body: Mapping[str, Any]) -> bytes:
+        self._events += 1
+        return named_event(name, {"type": name, "sequence_number": self._events - 1, **body})
 
     def _take(self, output: RequestOutput) -> Iterator[Event]:
         fail_on_error(output)

@@ -30,6 +30,11 @@ _ACCOUNT: dict[str, tuple[Any, ...]] = {
     "metadata": (None, {}),
     "service_tier": (None, "auto", "default"),
 }
+_HOSTED: dict[str, tuple[Any, ...]] = {
+    "moderation": NOTHING,
+    "prompt_cache_options": NOTHING,
+    "prompt_cache_retention": (None, "in_memory"),
+}
 
 
 class Body(BaseModel):
@@ -53,6 +58,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
     continuous_usage_stats: bool = False
 
 
@@ -147,10 +153,11 @@ class ChatRequest(Generation):
     without = {
         **_OLD_TOOLS,
         **_ACCOUNT,
+        **_HOSTED,
         "audio": NOTHING,
         "modalities": (None, ["text"]),
         "prediction": NOTHING,
-        "verbosity": NOTHING,
+        "verbosity": (None, "medium"),
         "web_search_options": NOTHING,
         "best_of": (None, 1),
         "use_beam_search": (None, False),
@@ -170,6 +177,8 @@ class ChatRequest(Generation):
     tools: Annotated[Any, described("array", "null", items={"type": "object"})] = None
     tool_choice: Annotated[Any, described("string", "object", "null")] = None
     parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
 
     @property
     def limit(self) -> int | None:
@@ -184,7 +193,9 @@ class ResponsesRequest(Scheduled):
     """``POST /v1/responses``. Nothing is stored: what went before comes with each request."""
 
     without = {
+        **_HOSTED,
         "background": (None, False),
+        "context_management": (None, []),
         "conversation": NOTHING,
         "include": (None, []),
         "max_tool_calls": NOTHING,
@@ -233,6 +244,7 @@ class MessagesRequest(Scheduled):
 
     messages: Annotated[Any, described("array", items={"type": "object"})]
     max_tokens: int
+    cache_control: dict[str, Any] | None = None
     metadata: MessagesMetadata | None = None
     stop_sequences: Stops | None = None
     stream: bool | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -97,8 +99,6 @@ def test_one_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         gate.wait(30)
         return Vocabulary([*BYTES], 256, ())
 
-    import threading
-
     gate = threading.Event()
     monkeypatch.setattr(grammars, "MAX_COMPILE_S", 0.05)
     made = Grammars(never)
@@ -106,6 +106,30 @@ def test_one_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         made.constraint(StructuredOutputsParams(regex="a"))
     gate.set()
     made.compile(StructuredOutputsParams(regex="a")).result(60)
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a few grammars that take minutes would keep those of everybody else waiting long after they were refused."""
+    gate, begun = threading.Event(), threading.Event()
+
+    def slow() -> Vocabulary:
+        begun.set()
+        gate.wait(30)
+        return Vocabulary([*BYTES], 256, ())
+
+    monkeypatch.setattr(grammars, "_COMPILING", 1)
+    made = Grammars(slow)
+    first = made.compile(StructuredOutputsParams(regex="a"))
+    assert begun.wait(30)
+    monkeypatch.setattr(grammars, "MAX_COMPILE_S", 0.0)
+    late = made.compile(StructuredOutputsParams(regex="b"))
+    time.sleep(0.01)
+    gate.set()
+    with pytest.raises(RequestError, match="compiles for more"):
+        late.result(60)
+    monkeypatch.undo()
+    assert first.result(60) is not None
+    assert made.compile(StructuredOutputsParams(regex="b")).result(60) is not None, "asked for again, it is compiled"
 
 
 def test_without_stop_tokens_the_end_of_the_grammar_is_the_end() -> None:

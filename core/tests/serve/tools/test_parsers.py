@@ -128,3 +128,11 @@ def test_deeply_nested_arguments_end_as_text_and_not_in_recursion() -> None:
     shown, made = read(tool_parser("hermes").make(NAMES), [text])
     assert [name for name, _ in made] == ["search"]
     assert shown.startswith('{"a": ')
+
+
+def test_half_of_a_surrogate_pair_is_no_name_of_a_call() -> None:
+    """JSON can write it, an answer could not."""
+    text = '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'
+    shown, made = read(tool_parser("hermes").make(NAMES), [text])
+    assert made == []
+    assert shown.encode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -53,8 +54,10 @@ class Grammars:
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = vocabulary
-        self._lock = threading.Lock()
+        self._lock, self._making = threading.Lock(), threading.Lock()
         self._jobs: deque[tuple[bytes, StructuredOutputsParams, Future[Any]]] = deque()
+        self._asked: dict[bytes, float] = {}
+        """When each that waits in the jobs was asked for last."""
         self._working = 0
         self._compiler: Any = None
         self._has_stops = False
@@ -65,6 +68,8 @@ class Grammars:
         key = _encode(wanted)
         with self._lock:
             found = self._known.get(key)
+            if found is None or key in self._asked:
+                self._asked[key] = time.monotonic()
             if found is not None:
                 self._known.move_to_end(key)
                 return found
@@ -83,6 +88,10 @@ class Grammars:
             grammar = self.compile(wanted).result(MAX_COMPILE_S)
         except FutureTimeoutError:
             raise too_slow() from None
+        return self.start(grammar)
+
+    def start(self, grammar: Any) -> Matcher:
+        """A sequence at the start of a grammar that `compile` brought."""
         return Matcher(grammar, self._has_stops)
 
     def _run(self) -> None:
@@ -92,11 +101,14 @@ class Grammars:
                 if not self._jobs:
                     self._working -= 1
                     return
-                job = self._jobs.popleft()
-            self._work(*job)
+                key, wanted, future = self._jobs.popleft()
+                is_late = time.monotonic() > self._asked.pop(key) + MAX_COMPILE_S
+            self._work(key, wanted, future, is_late)
 
-    def _work(self, key: bytes, wanted: StructuredOutputsParams, future: Future[Any]) -> None:
+    def _work(self, key: bytes, wanted: StructuredOutputsParams, future: Future[Any], is_late: bool) -> None:
         try:
+            if is_late:  # whoever waited for it has been refused: the time belongs to those that still wait
+                raise too_slow()
             grammar = self._compile(wanted)
         except Exception as error:  # whatever it is, it belongs to the request
             if not isinstance(error, (RequestError, RuntimeError, ValueError, TypeError)):
@@ -111,7 +123,7 @@ class Grammars:
     def _compile(self, wanted: StructuredOutputsParams) -> Any:
         import xgrammar
 
-        with self._lock:
+        with self._making:  # a large vocabulary takes a while, and the engine's thread must not wait for it
             if self._compiler is None:
                 vocabulary = self._vocabulary()
                 info = xgrammar.TokenizerInfo(

@@ -137,6 +137,7 @@ class CallScanner:
     def _end_text(self) -> None:
         try:
             text = json.loads(self._raw, strict=False)
+            text.encode()  # half of a surrogate pair is nothing that an answer could carry
         except ValueError:
             self.state = "broken"
             return
