@@ -146,12 +146,12 @@ def launch_all(rows: int, queries: int, kv_dtypes: tuple[str, ...] = ("bfloat16"
     batch.advance(state, inputs, sampled)
 
 
-def launch_quantised(tokens: int) -> None:
-    """Products of ``tokens`` rows with a weight of every kind of code, and the widening of it."""
+def launch_quantised(tokens: int, kind: torch.dtype) -> None:
+    """Products of ``tokens`` rows of ``kind`` with a weight of every kind of code, and the widening of it."""
     from vllm_core.api import QuantTensor
     from vllm_triton.ops import linear, quant
 
-    kind, shape = torch.bfloat16, (2 * INNER, HIDDEN)
+    shape = (2 * INNER, HIDDEN)
     bytes_, nibbles = torch.zeros(shape, dtype=torch.int8), torch.zeros(2 * INNER, HIDDEN // 2, dtype=torch.uint8)
     group, zero = torch.zeros(2 * INNER, HIDDEN // 128), torch.zeros(2 * INNER, HIDDEN // 128, dtype=torch.uint8)
     fp8, squares = bytes_.view(torch.float8_e4m3fn), torch.zeros(2 * INNER // 128, HIDDEN // 128)
@@ -239,7 +239,8 @@ def compile_all(architecture: str, sizes: list[tuple[int, int]], more: list[str]
         for rows, queries in ((64, 1), (4, 32)):
             launch_all(rows, queries, KV_DTYPES)
         for rows in (1, 64, 128):
-            launch_quantised(rows)
+            launch_quantised(rows, torch.bfloat16)
+        launch_quantised(16, torch.float32)
     target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
     for kernel, values, options in recorder.launches.values():
         compiled = triton.compile(source_of(kernel, values), target=target, options=options)

@@ -80,7 +80,7 @@ def test_one_row_is_left_to_the_kernel_for_one_row(name):
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("gate_up", 256), ("o", 192), ("qkv", 160), ("small gate_up", 128), ("small o", 128), ("small qkv", 128)],
+    [("gate_up", 256), ("o", 192), ("qkv", 160), ("small gate_up", 256), ("small o", 128), ("small qkv", 128)],
 )
 def test_more_than_64_rows_are_taken_as_long_as_it_was_faster(name, most):
     rows, columns, epilogue = SHAPES[name]
@@ -92,6 +92,8 @@ def test_more_than_64_rows_are_taken_as_long_as_it_was_faster(name, most):
 def test_what_fits_cublas_tiles_of_160_rows_is_left_to_it():
     taken = {count for count in range(65, 257) if hopper.streamed(count, 4096, 12288, False, hopper.PROGRAMS) is not None}
     assert taken == {*range(65, 129), *range(161, 193)}
+    half = {count for count in range(65, 257) if hopper.streamed(count, 4096, 6144, False, hopper.PROGRAMS) is not None}
+    assert half == {*range(65, 129), *range(161, 257)}
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 78, 114])

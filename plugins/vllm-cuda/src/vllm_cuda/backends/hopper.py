@@ -56,6 +56,7 @@ product never share one while another is idle. Beyond 64 rows x takes most of it
 
 X_STAGES = {1: 4, 2: 8, 3: 5, 4: 4}
 GATED_X_STAGES = {1: 4, 2: 6, 3: 4, 4: 4}
+SMALL_GATED_X_STAGES = 6
 """Of x in a ring, by bands of 64 rows: x comes out of the L2 cache, too late where few stages are on the way."""
 
 LEAST_STAGES = 3
@@ -67,8 +68,9 @@ MOST_ROWS = {1: 256, 2: 192, 3: 192}
 MOST_ROWS_OF_BANDS = {1: 256, 2: 256, 3: 192, 4: 128}
 """The same by bands of 64 rows of x: threads of more bands have fewer registers for sums."""
 
-SMALL, LARGE = 2 << 20, 12 << 20
-"""Elements of a weight from which on this kernel is the faster one, for 65 to 128 rows and for any."""
+SMALL, LARGE, LARGEST = 2 << 20, 12 << 20, 32 << 20
+"""Elements of a weight from which on this kernel is the faster one, for some numbers of rows and for most; and to which it is
+for the most rows, where it has more columns than rows."""
 
 
 def streamed(count: int, rows: int, columns: int, gated: bool, multiprocessors: int) -> Tile | None:
@@ -76,7 +78,9 @@ def streamed(count: int, rows: int, columns: int, gated: bool, multiprocessors: 
 
     Measured on the products of a layer, one after the other in a graph, by this kernel where it is taken and without it, in
     microseconds. Qwen3 8B, 64 rows: 109.9, 118.2; 96: 117.4, 127.4; 128: 119.6, 128.8; 160: 131.8, 140.2; 192: 145.4, 152.3;
-    256: 165, 169.6. Qwen3 0.6B, 96 rows: 29.9, 34.2. One row is `one_row`'s: a step took 4.7 ms by this kernel, 4.2 by that.
+    256: 165, 169.6. Half of each of its products (two ranks), 224 rows: 93.2, 95.9. Qwen3 0.6B, 96 rows: 29.9, 34.2; with the
+    gate alone, 160: 32.2, 32.8; 224: 34.5, 35.5; 256: 35.3, 35.7. One row is `one_row`'s: a step took 4.7 ms by this kernel,
+    4.2 by that.
     """
     bands = -(-count // BAND)
     if multiprocessors != PROGRAMS or rows >= 65536 or not _taken(count, rows, columns, gated):
@@ -97,6 +101,8 @@ def streamed(count: int, rows: int, columns: int, gated: bool, multiprocessors: 
     narrow = columns > rows and not gated
     ring = WHOLE_RINGS if bands > 1 else NARROW_RINGS if narrow else WIDE_RINGS
     x_stages = (GATED_X_STAGES if gated else X_STAGES)[bands]
+    if gated and bands > 1 and rows * columns < LARGE:
+        x_stages = SMALL_GATED_X_STAGES
     if bands == 1 and rows > columns and not gated:
         x_stages = 6
     tile = tile_within(ring, wanted, cluster, bands, x_stages)
@@ -105,13 +111,15 @@ def streamed(count: int, rows: int, columns: int, gated: bool, multiprocessors: 
 
 def _taken(count: int, rows: int, columns: int, gated: bool) -> bool:
     """Whether this kernel was the faster one. cuBLAS has tiles of 160 rows of x, which 161 do not fit into."""
+    if not 2 <= count <= max(MOST_ROWS_OF_BANDS) * BAND:
+        return False
     if rows * columns < LARGE:
-        return 64 < count <= 128 and rows * columns >= SMALL
+        return count > 64 and (gated or count <= 128) and rows * columns >= SMALL
     if gated or count <= 128:
-        return 2 <= count <= 256
+        return True
     if count <= 160:
         return columns <= rows
-    return count <= 192 and columns >= rows
+    return columns >= rows and (count <= 192 or (columns > rows and rows * columns <= LARGEST))
 
 
 TUNING = Tuning(

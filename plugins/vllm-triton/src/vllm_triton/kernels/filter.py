@@ -39,32 +39,34 @@ def distance(cut):
 
 @triton.jit
 def tally(sums, cells, logits, highest, records, slots, V, chunks, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """What `kernels.sample.weigh` does, and a cell for each cut: int64 [row, chunk, CUTS], count and weight above it."""
+    """The sum of a chunk's weights, and a cell for each cut, int64 [row, chunk, CUTS]: count and weight above it.
+
+    Rows that do not filter keep the sums of `kernels.sample.measure`.
+    """
     trigger(PDL)
     wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     record = records + tl.load(slots + row) * WORDS
     temperature = number(record, TEMPERATURE)
-    if temperature <= 0.0:
+    best = tl.load(highest + row)
+    _top_k, _top_p, _min_p, filtered = filters(record, V)
+    if (temperature <= 0.0) | (filtered == 0) | (best == float("inf")) | (best == float("-inf")):
         return
     column = chunk * BLOCK + tl.arange(0, BLOCK)
-    best = tl.load(highest + row)
     scaled, weight = weights(logits, row, column, V, best, temperature)
     tl.store(sums + row * chunks + chunk, tl.sum(weight.to(tl.float64), 0))
-    _top_k, _top_p, _min_p, filtered = filters(record, V)
-    if filtered & (best < float("inf")) & (best > float("-inf")):
-        below = tl.div_rn(best, temperature) - scaled
-        packed = tl.where(column < V, (weight / WEIGHT_UNIT).to(tl.int64) + ONE_TOKEN, 0)
-        index = tl.arange(0, CUTS)
-        found = tl.zeros([CUTS], tl.int64)
-        for cut in tl.static_range(CUTS):
-            if cut == CUTS - 1:
-                above = tl.sum(packed, 0)
-            else:
-                above = tl.sum(tl.where(below <= 0.25 * ((cut + 1) * (cut + 2)), packed, 0), 0)
-            found = tl.where(index == cut, above, found)
-        tl.store(cells + (row * chunks + chunk) * CUTS + index, found)
+    below = tl.div_rn(best, temperature) - scaled
+    packed = tl.where(column < V, (weight / WEIGHT_UNIT).to(tl.int64) + ONE_TOKEN, 0)
+    index = tl.arange(0, CUTS)
+    found = tl.zeros([CUTS], tl.int64)
+    for cut in tl.static_range(CUTS):
+        if cut == CUTS - 1:
+            above = tl.sum(packed, 0)
+        else:
+            above = tl.sum(tl.where(below <= 0.25 * ((cut + 1) * (cut + 2)), packed, 0), 0)
+        found = tl.where(index == cut, above, found)
+    tl.store(cells + (row * chunks + chunk) * CUTS + index, found)
 
 
 @triton.jit

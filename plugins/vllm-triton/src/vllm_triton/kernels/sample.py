@@ -1,8 +1,7 @@
-"""Sampling without a sort: the vocabulary in chunks, in three passes. `kernels.filter` has the passes of filtered rows.
+"""Sampling without a sort, of logits that are read once: the vocabulary in chunks. `kernels.filter` has what rows that filter need.
 
-`measure` finds each chunk's largest logit and whether it is finite. `weigh` sums exp(logit / temperature - the largest of
-these) per chunk in float64. `draw` finds the chunk in which the cumulative weight passes u times the total, and the token in
-it. u comes from Philox4x32-10 (Salmon et al. 2011), counter (length, 0, 0, 0), key the request's seed.
+`measure` finds each chunk's largest logit, and sums exp((logit - that) / temperature) in float64. `draw` finds the chunk in
+which the cumulative weight passes u times the total, and the token in it. u comes from Philox4x32-10 (Salmon et al. 2011), counter (length, 0, 0, 0), key the request's seed.
 A row's result depends on that row alone, whatever the number of rows.
 """
 
@@ -42,8 +41,11 @@ def filters(record, V):
 
 
 @triton.jit
-def measure(largest, where, logits, V, chunks, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Largest logit of a row's chunk and its lowest index; NaN and +inf win over all."""
+def measure(
+    largest, where, sums, logits, records, slots, V, chunks, BLOCK: tl.constexpr, WEIGH: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """Largest logit of a row's chunk and its lowest index; NaN and +inf win over all. WEIGH: the sum of the chunk's weights
+    relative to its largest; rows at temperature 0 have none."""
     trigger(PDL)
     wait(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -55,6 +57,13 @@ def measure(largest, where, logits, V, chunks, BLOCK: tl.constexpr, PDL: tl.cons
     tl.store(largest + row * chunks + chunk, highest)
     index = tl.where((value == highest) & (column < V), column, NONE)
     tl.store(where + row * chunks + chunk, tl.min(index, 0))
+    if WEIGH:
+        temperature = number(records + tl.load(slots + row) * WORDS, TEMPERATURE)
+        if temperature > 0.0:
+            _, weight = relative(value, highest, temperature)
+            # A chunk of nothing but -inf has no largest.
+            weight = tl.where(highest == float("-inf"), 0.0, weight)
+            tl.store(sums + row * chunks + chunk, tl.sum(weight.to(tl.float64), 0))
 
 
 @triton.jit
@@ -73,26 +82,16 @@ def pick(tokens, nonfinite, highest, largest, where, chunks, BLOCK_C: tl.constex
 
 
 @triton.jit
-def weights(logits, row, column, V, best, temperature):
-    """Scaled logits of columns of a row, and exp of their distance to the largest; both as if -inf behind the end."""
-    value = tl.load(logits + row * V + column, mask=column < V, other=float("-inf"))
+def relative(value, best, temperature):
+    """Logits scaled by the temperature, and exp of their distance to ``best``, scaled too."""
     scaled = tl.div_rn(value, tl.zeros_like(value) + temperature)
     return scaled, tl.exp(scaled - tl.div_rn(best, temperature))
 
 
 @triton.jit
-def weigh(sums, logits, highest, records, slots, V, chunks, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Sum of a chunk's weights; rows at temperature 0 are skipped."""
-    trigger(PDL)
-    wait(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
-    temperature = number(records + tl.load(slots + row) * WORDS, TEMPERATURE)
-    if temperature <= 0.0:
-        return
-    column = chunk * BLOCK + tl.arange(0, BLOCK)
-    _, weight = weights(logits, row, column, V, tl.load(highest + row), temperature)
-    tl.store(sums + row * chunks + chunk, tl.sum(weight.to(tl.float64), 0))
+def weights(logits, row, column, V, best, temperature):
+    """`relative` of columns of a row, as if -inf behind the end."""
+    return relative(tl.load(logits + row * V + column, mask=column < V, other=float("-inf")), best, temperature)
 
 
 @triton.jit
@@ -120,12 +119,12 @@ def uniform(low, high, position):
 
 @triton.jit
 def draw(
-    tokens, sums, logits, highest, records, slots, lengths, V, chunks, FILTERS: tl.constexpr, BLOCK: tl.constexpr,
+    tokens, sums, logits, largest, highest, records, slots, lengths, V, chunks, FILTERS: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """The first token, in index order, at which the cumulative weight exceeds u times the total.
 
-    FILTERS: rows that filter are left to `kernels.filter`.
+    Sums are relative to the largest of each chunk. FILTERS: rows that filter are left to `kernels.filter`.
     """
     trigger(PDL)
     wait(PDL)
@@ -141,7 +140,9 @@ def draw(
             return
     u = uniform(tl.load(record + SEED_LOW), tl.load(record + SEED_HIGH), tl.load(lengths + row))
     chunk = tl.arange(0, BLOCK_C)
-    parts = tl.load(sums + row * chunks + chunk, mask=chunk < chunks, other=0.0)
+    top = tl.load(largest + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
+    _, shift = relative(top, best, temperature)
+    parts = tl.load(sums + row * chunks + chunk, mask=chunk < chunks, other=0.0) * shift
     running = tl.cumsum(parts, 0)
     target = u * tl.sum(parts, 0)
     passed = (running > target) & (chunk < chunks)
@@ -151,8 +152,8 @@ def draw(
     found = tl.minimum(found, last)
     before = tl.sum(tl.where(chunk < found, parts, 0.0), 0)
     column = found * BLOCK + tl.arange(0, BLOCK)
-    _, weight = weights(logits, row, column, V, best, temperature)
-    inner = tl.cumsum(weight.to(tl.float64), 0) + before
+    _, weight = weights(logits, row, column, V, tl.max(tl.where(chunk == found, top, float("-inf")), 0), temperature)
+    inner = tl.cumsum(weight.to(tl.float64), 0) * tl.sum(tl.where(chunk == found, shift, 0.0), 0) + before
     token = tl.min(tl.where(inner > target, column, NONE), 0)
     heaviest = tl.max(tl.where(weight > 0.0, column, 0), 0)
     tl.store(tokens + row, tl.minimum(token, heaviest))

@@ -53,7 +53,7 @@ def linear_pack(weight: Weight, bias: Tensor | None, readers: Sequence[str]) -> 
 def linear(out: Tensor, x: Tensor, weight: Packed | quant.QuantPacked) -> None:
     """``out = x @ weight.T + bias``; a float32 out of narrower x is not rounded in between."""
     if isinstance(weight, quant.QuantPacked):
-        if x.shape[0] <= quant.FEW:
+        if quant.takes(x, _PLAIN):
             quant.few_rows(out, x, weight, _PLAIN)
             return
         weight = _widened(weight, x.dtype)
@@ -71,7 +71,7 @@ def linear(out: Tensor, x: Tensor, weight: Packed | quant.QuantPacked) -> None:
 def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed | quant.QuantPacked) -> None:
     """``residual += x @ weight.T + bias``; ``delta`` is scratch."""
     if isinstance(weight, quant.QuantPacked):
-        if x.shape[0] <= quant.FEW:
+        if quant.takes(x, _ADD):
             quant.few_rows(residual, x, weight, _ADD)
             return
         weight = _widened(weight, x.dtype)
@@ -97,7 +97,7 @@ def rms_norm_linear(
 def gated_linear(out: Tensor, wide: Tensor, x: Tensor, weight: Packed | quant.QuantPacked, kind: str) -> None:
     """``out = f(gate) * up`` with [gate, up] = x @ weight.T + bias; ``wide`` is scratch."""
     if isinstance(weight, quant.QuantPacked):
-        if x.shape[0] <= quant.FEW:
+        if quant.takes(x, _GATED):
             quant.few_rows(out, x, weight, _GATED, kind)
             return
     elif x.shape[0] <= weight.few:

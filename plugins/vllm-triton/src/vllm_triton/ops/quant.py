@@ -20,6 +20,9 @@ from vllm_triton.tuning import active
 FEW = 256
 """Rows up to which widening inside the product costs less than widening the weight before it."""
 
+FEW_EXACT = 16
+"""The same of float32, which runs on the scalar units: larger tiles need more shared memory and registers than chips have."""
+
 UNIT = 128
 """Most inputs that a step of a product takes."""
 
@@ -140,8 +143,15 @@ def _bytes(codes: Tensor) -> Tensor:
     return codes.contiguous() if codes.dtype == torch.int8 else codes.contiguous().view(torch.uint8)
 
 
+def takes(x: Tensor, epilogue: int) -> bool:
+    """Whether `few_rows` is for rows of x [T,K]; if not, the product is taken of the widened weight."""
+    if x.element_size() == 4:
+        return x.shape[0] <= FEW_EXACT and epilogue != GATED.value
+    return x.shape[0] <= FEW
+
+
 def few_rows(out: Tensor, x: Tensor, weight: QuantPacked, epilogue: int, kind: str = "silu") -> None:
-    """``out`` = what `kernels.quant.few_rows` says, of x [T,K] with T <= `FEW`."""
+    """``out`` = what `kernels.quant.few_rows` says, of x [T,K] that it `takes`."""
     count = x.shape[0]
     if not count:
         return
@@ -151,6 +161,7 @@ def few_rows(out: Tensor, x: Tensor, weight: QuantPacked, epilogue: int, kind: s
     # A gate and an up projection have an accumulator each.
     most = chip.quantised.block_m // (2 if gated else 1)
     block_m = max(16, min(most, power_of_2(count)))
+    stages = chip.quantised.stages if x.element_size() < 4 else 2
     block_n = 64
     tiles, batches = -(-rows // block_n), -(-count // block_m)
     units = -(-weight.columns // weight.unit)
@@ -182,9 +193,9 @@ def few_rows(out: Tensor, x: Tensor, weight: QuantPacked, epilogue: int, kind: s
         BIAS=weight.bias is not None,
         EPILOGUE=epilogue,
         KIND=kind_of(kind),
-        STAGES=chip.quantised.stages,
+        STAGES=stages,
         num_warps=8 if block_m > 64 else 4,
-        num_stages=chip.quantised.stages,
+        num_stages=stages,
         **chip.dependent,
     )
 

@@ -38,23 +38,34 @@ def sample(
     floats = torch.empty(cells + rows, dtype=torch.float32, device=logits.device)
     largest, highest = floats[:cells], floats[cells:]
     where = torch.empty(rows * chunks, dtype=torch.int32, device=logits.device)
+    is_random = bool(features & layout.F_RANDOM)
+    sums = torch.empty(rows * chunks, dtype=torch.float64, device=logits.device) if is_random else floats
     block = power_of_2(chunks)
-    kernels.measure[(rows, chunks)](largest, where, logits, vocabulary, chunks, BLOCK=CHUNK, num_warps=8, **dependent)
+    kernels.measure[(rows, chunks)](
+        largest,
+        where,
+        sums,
+        logits,
+        state.params,
+        slots,
+        vocabulary,
+        chunks,
+        BLOCK=CHUNK,
+        WEIGH=is_random,
+        num_warps=8,
+        **dependent,
+    )
     kernels.pick[(rows,)](tokens, nonfinite, highest, largest, where, chunks, BLOCK_C=block, num_warps=1, **dependent)
-    if not features & layout.F_RANDOM:
+    if not is_random:
         return
-    sums = torch.empty(rows * chunks, dtype=torch.float64, device=logits.device)
     filtered = features & _ALL_FILTERED == _ALL_FILTERED
     if filtered:
         _filter(tokens, sums, logits, highest, state, slots, lengths)
-    else:
-        kernels.weigh[(rows, chunks)](
-            sums, logits, highest, state.params, slots, vocabulary, chunks, BLOCK=CHUNK, num_warps=8, **dependent
-        )
     kernels.draw[(rows,)](
         tokens,
         sums,
         logits,
+        largest,
         highest,
         state.params,
         slots,
@@ -72,7 +83,7 @@ def sample(
 def _filter(
     tokens: Tensor, sums: Tensor, logits: Tensor, highest: Tensor, state: BatchState, slots: Tensor, lengths: Tensor
 ) -> None:
-    """The chunks' sums, and the tokens of the rows that filter."""
+    """The chunks' sums and the tokens of the rows that filter."""
     rows, vocabulary = logits.shape
     chunks = -(-vocabulary // CHUNK)
     capacity = min(CAPACITY, vocabulary)
