@@ -174,7 +174,7 @@ def launch_all_experts() -> None:
     from vllm_triton.ops import experts
     from vllm_triton.workload import SPARSE, launch_experts
 
-    for tokens in (1, 64, 4096):
+    for tokens in (1, 64, 512, 4096):
         launch_experts(SPARSE, torch.empty(tokens, SPARSE.hidden, dtype=torch.bfloat16))
     tokens, count, kind = 64, 8, torch.bfloat16
     chosen, weights = torch.zeros(tokens, 2, dtype=torch.int32), torch.zeros(tokens, 2)
