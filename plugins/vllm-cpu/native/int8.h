@@ -24,10 +24,10 @@ static VLLM_INLINE __m128i heads_at(const uint8_t *p) {
     return _mm_setr_epi32(head[0], head[1], head[2], head[3]);
 }
 
-template <int WIDTH, bool MIN>
+template <int WIDTH, bool WITH_MIN>
 struct Nibble32x8 {
+    static constexpr bool SIGNED = false, HEADS = true, MIN = WITH_MIN;
     static constexpr int BITS = WIDTH, BLOCKS = 1, HEAD = MIN ? 4 : 2, BYTES = HEAD + (BITS == 5 ? 4 : 0) + 16;
-    static constexpr bool SIGNED = false, HEADS = true;
     static constexpr float OFFSET = MIN ? 1.0f : BITS == 5 ? -16.0f : -8.0f;
     static VLLM_INLINE __m256i numbers(const uint8_t *p) {
         __m128i qs = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p + BYTES - 16));
@@ -65,7 +65,7 @@ struct Nibble32x8 {
 
 struct Q8_0x8 {
     static constexpr int BITS = 8, BLOCKS = 1, BYTES = 34;
-    static constexpr bool SIGNED = true, HEADS = true;
+    static constexpr bool SIGNED = true, HEADS = true, MIN = false;
     static constexpr float OFFSET = 0.0f;
     static VLLM_INLINE __m256i numbers(const uint8_t *p) { return load32(p + 2); }
     template <int COUNT>

@@ -44,9 +44,9 @@ struct Inputs16 {
 };
 
 bool reads_int8(const vllm_matrix &w);
-// One row of x to its places: of a few rows, or row `row` of many (`wide` NULL where no format takes it).
+// Rows of x to their places: one of a few rows, or a group of many (`wide` NULL where no format takes it).
 void quantise_row(const float *x, int64_t k, int8_t *q, float *facts);
-void quantise_into(const float *x, int64_t k, int64_t row, uint8_t *q, uint8_t *wide, float *facts);
+void quantise_group(const float *const *x, int64_t k, uint8_t *q, uint8_t *wide, float *facts);
 bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, float *out, int64_t stride);
 bool takes_wide8(int32_t format);
 bool multiply_columns8(const Columns &one, const Rows8 &in, const Output &output);

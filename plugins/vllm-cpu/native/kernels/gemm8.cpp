@@ -64,6 +64,27 @@ VLLM_INLINE void place(const __m256i *rows, uint8_t *to) {
     }
 }
 
+// Halves in the low words of eight dwords.
+VLLM_INLINE __m256 low_halves(__m256i words) {
+    words = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
+    return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+
+// Scales and offsets of eight rows' blocks that begin at p[r] + at, from the halves there.
+template <class Format>
+VLLM_INLINE void place_heads(const uint8_t *const *p, int64_t at, float *scales, float *offsets) {
+    int32_t heads[8];
+    for (int r = 0; r < 8; ++r) memcpy(heads + r, p[r] + at, 4);
+    const __m256i words = _mm256_setr_epi32(heads[0], heads[1], heads[2], heads[3], heads[4], heads[5], heads[6], heads[7]);
+    const __m256 scale = low_halves(words);
+    _mm256_store_ps(scales, scale);
+    if constexpr (Form<Format>::OFFSET) {
+        __m256 offset = _mm256_mul_ps(scale, _mm256_set1_ps(Format::OFFSET - static_cast<float>(Form<Format>::LIFT)));
+        if constexpr (Format::MIN) offset = low_halves(_mm256_srli_epi32(words, 16));
+        _mm256_store_ps(offsets, offset);
+    }
+}
+
 // Rows n .. n + count - 1 of the weight; the last one stands for those that are not there.
 template <class Format>
 void unpack(const vllm_matrix &w, int64_t n, int64_t count, const Panel &panel) {
@@ -72,6 +93,18 @@ void unpack(const vllm_matrix &w, int64_t n, int64_t count, const Panel &panel) 
     for (int64_t first = 0; first < COLUMNS; first += 8) {
         Row rows[8];
         for (int64_t r = 0; r < 8; ++r) rows[r] = row_of(w, n + (first + r < count ? first + r : count - 1));
+        if constexpr (Format::HEADS) {
+            const uint8_t *p[8];
+            for (int r = 0; r < 8; ++r) p[r] = rows[r].data;
+            for (int64_t c = 0; c < chunks; ++c) {
+                const int64_t at = c * Format::BYTES;
+                __m256i bytes[8];
+                for (int r = 0; r < 8; ++r) bytes[r] = Format::numbers(p[r] + at);
+                place<Format>(bytes, panel.bytes + c * Form<Format>::BYTES + first * 4);
+                place_heads<Format>(p, at, panel.scale + c * COLUMNS + first, panel.offset + c * COLUMNS + first);
+            }
+            continue;
+        }
         for (int64_t c = 0; c < chunks; ++c) {
             __m256i bytes[BLOCKS][8];
             for (int64_t r = 0; r < 8; ++r)
@@ -215,6 +248,8 @@ void multiply(const Group8 *group, const Panel &panel, int64_t blocks, float *ou
             x += X_BYTES, w += Form<Format>::BYTES / SPLIT, scales += COLUMNS, offsets += COLUMNS;
         }
         facts += FACTS8;
+        // The sums are in memory now; a compiler that kept them in registers, too, would move them twice.
+        __asm__ __volatile__("" ::: "memory");
     }
 }
 
@@ -251,6 +286,28 @@ Group8 group_at(const Rows8 &in, int64_t m) {
     return Group8{numbers + within * 4, in.facts + group * blocks * FACTS8 + within};
 }
 
+// The weights of the panel that this thread will probably have next, asked for while the rows of x pass over this one: rows are
+// too short for the core's own guesses.
+class Ahead {
+  public:
+    Ahead(const vllm_matrix &w, int64_t n, const vllm_matrix *gated, int64_t gated_n, int64_t times)
+        : first(row_of(w, n + num_threads() * COLUMNS).data),
+          second(gated ? row_of(*gated, gated_n + num_threads() * COLUMNS).data : nullptr),
+          left(COLUMNS * w.row_bytes),
+          step((left / times + LINE) / LINE * LINE) {}
+    VLLM_INLINE void ask() {
+        for (int64_t at = 0; at < step && left > 0; at += LINE, left -= LINE, first += LINE) {
+            __builtin_prefetch(first, 0, 2);
+            if (second) __builtin_prefetch(second, 0, 2), second += LINE;
+        }
+    }
+
+  private:
+    static constexpr int64_t LINE = 64;
+    const uint8_t *first, *second;
+    int64_t left, step;
+};
+
 template <class Format>
 void multiply_format(const Columns &one, const Rows8 &in, const Output &output, char *memory) {
     constexpr int ROWS = Form<Format>::ROWS;
@@ -262,7 +319,9 @@ void multiply_format(const Columns &one, const Rows8 &in, const Output &output, 
         unpack<Format>(*one.gated, one.gated_n, one.count, gated);
     }
     alignas(64) float products[ROWS * COLUMNS], factors[ROWS * COLUMNS];
+    Ahead ahead(*one.w, one.n, one.gated, one.gated_n, (in.rows + ROWS - 1) / ROWS);
     for (int64_t m0 = 0; m0 < in.rows; m0 += ROWS) {
+        ahead.ask();
         Group8 groups[2];
         for (int64_t g = 0; g < 2; ++g) groups[g] = group_at<Format>(in, m0 + 4 * g < in.rows ? m0 + 4 * g : m0);
         multiply<Format>(groups, panel, blocks, products);

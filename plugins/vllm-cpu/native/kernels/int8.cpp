@@ -158,24 +158,39 @@ void quantise_row(const float *x, int64_t k, int8_t *q, float *facts) {
     }
 }
 
-void quantise_into(const float *x, int64_t k, int64_t row, uint8_t *q, uint8_t *wide, float *facts) {
-    const int64_t blocks = k / 32, group = row / 4, within = row % 4;
-    q += group * k * 4 + within * 4;
-    facts += group * blocks * FACTS8 + within;
-    if (wide) wide += group * k * 8 + within * 4;
-    for (int64_t b = 0; b < blocks; ++b, facts += FACTS8) {
-        const Block8 block = quantise(x + b * 32);
-        alignas(32) uint8_t numbers[32];
-        _mm256_store_si256(reinterpret_cast<__m256i *>(numbers), block.numbers);
-        for (int i = 0; i < 8; ++i) memcpy(q + (b * 8 + i) * 16, numbers + 4 * i, 4);
-        facts[0] = block.step, facts[4] = block.low + block.high, facts[8] = block.low, facts[12] = block.high;
-        if (!wide) continue;
-        alignas(32) uint8_t pairs[64];
-        for (int i = 0; i < 2; ++i) {
-            __m128i half = i ? _mm256_extracti128_si256(block.numbers, 1) : _mm256_castsi256_si128(block.numbers);
-            _mm256_store_si256(reinterpret_cast<__m256i *>(pairs) + i, _mm256_cvtepi8_epi16(half));
+namespace {
+
+// Dword s of row m to place 4 * s + m of `to`.
+VLLM_INLINE void place_rows(const __m256i rows[4], uint8_t *to) {
+    const __m256i a = _mm256_unpacklo_epi32(rows[0], rows[1]), b = _mm256_unpacklo_epi32(rows[2], rows[3]);
+    const __m256i c = _mm256_unpackhi_epi32(rows[0], rows[1]), d = _mm256_unpackhi_epi32(rows[2], rows[3]);
+    // Steps 0 and 4, 1 and 5, 2 and 6, 3 and 7.
+    const __m256i p0 = _mm256_unpacklo_epi64(a, b), p1 = _mm256_unpackhi_epi64(a, b);
+    const __m256i p2 = _mm256_unpacklo_epi64(c, d), p3 = _mm256_unpackhi_epi64(c, d);
+    __m256i *out = reinterpret_cast<__m256i *>(to);
+    _mm256_storeu_si256(out, _mm256_permute2x128_si256(p0, p1, 0x20));
+    _mm256_storeu_si256(out + 1, _mm256_permute2x128_si256(p2, p3, 0x20));
+    _mm256_storeu_si256(out + 2, _mm256_permute2x128_si256(p0, p1, 0x31));
+    _mm256_storeu_si256(out + 3, _mm256_permute2x128_si256(p2, p3, 0x31));
+}
+
+}  // namespace
+
+void quantise_group(const float *const *x, int64_t k, uint8_t *q, uint8_t *wide, float *facts) {
+    for (int64_t b = 0; b < k / 32; ++b, facts += FACTS8) {
+        __m256i rows[4];
+        for (int m = 0; m < 4; ++m) {
+            const Block8 block = quantise(x[m] + b * 32);
+            rows[m] = block.numbers;
+            facts[m] = block.step, facts[4 + m] = block.low + block.high, facts[8 + m] = block.low, facts[12 + m] = block.high;
         }
-        for (int i = 0; i < 16; ++i) memcpy(wide + (b * 16 + i) * 16, pairs + 4 * i, 4);
+        place_rows(rows, q + b * 128);
+        for (int half = 0; wide && half < 2; ++half) {
+            __m256i pairs[4];
+            for (int m = 0; m < 4; ++m)
+                pairs[m] = _mm256_cvtepi8_epi16(half ? _mm256_extracti128_si256(rows[m], 1) : _mm256_castsi256_si128(rows[m]));
+            place_rows(pairs, wide + b * 256 + half * 128);
+        }
     }
 }
 
@@ -205,7 +220,7 @@ bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64
 
 bool reads_int8(const vllm_matrix &) { return false; }
 void quantise_row(const float *, int64_t, int8_t *, float *) {}
-void quantise_into(const float *, int64_t, int64_t, uint8_t *, uint8_t *, float *) {}
+void quantise_group(const float *const *, int64_t, uint8_t *, uint8_t *, float *) {}
 bool multiply_vector8(const vllm_matrix &, const Inputs8 &, int64_t, int64_t, float *, int64_t) { return false; }
 
 #endif

@@ -118,11 +118,17 @@ bool multiply_int8(const vllm_linear_call &call, const char *x, int64_t x_stride
     uint8_t *q = reinterpret_cast<uint8_t *>(facts + filled / 4 * blocks * FACTS8);
     uint8_t *wide = takes_wide ? q + filled * k : nullptr;
     std::atomic<bool> done{true};
-    parallel_ranges(filled, 8, [&](int64_t begin, int64_t end) {
-        float *plain = static_cast<float *>(scratch(5, static_cast<size_t>(k) * 4));
-        for (int64_t row = begin; plain && row < end; ++row) {
-            plain_row(call, x + (row < rows ? row : rows - 1) * row_step, plain);
-            quantise_into(plain, k, row, q, wide, facts);
+    const bool as_is = call.x_dtype == VLLM_FLOAT32 && !call.norm;
+    parallel_ranges(filled / 4, 2, [&](int64_t begin, int64_t end) {
+        float *plain = static_cast<float *>(scratch(5, static_cast<size_t>(4 * k) * 4));
+        for (int64_t group = begin; plain && group < end; ++group) {
+            const float *lines[4];
+            for (int64_t m = 0; m < 4; ++m) {
+                const char *row = x + (4 * group + m < rows ? 4 * group + m : rows - 1) * row_step;
+                lines[m] = as_is ? reinterpret_cast<const float *>(row) : plain + m * k;
+                if (!as_is) plain_row(call, row, plain + m * k);
+            }
+            quantise_group(lines, k, q + group * k * 4, wide ? wide + group * k * 8 : nullptr, facts + group * blocks * FACTS8);
         }
         if (!plain) done = false;
     });
