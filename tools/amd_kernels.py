@@ -21,6 +21,7 @@ from vllm_rocm.chips import chip_of
 PATH = Path(__file__).resolve().parent.parent / "docs" / "amd-kernels.md"
 MODELS = ("Qwen3-0.6B", "Qwen3-8B", "Qwen3-30B-A3B")
 STEPS, LIMIT_S = ("1x1", "64x1", "1x2048"), 900
+SPILLS = ("vector_spills", "scalar_spills", "scratch_bytes")
 Rows = list[dict[str, Any]]
 
 INTRODUCTION = """# Kernels on AMD architectures
@@ -67,10 +68,10 @@ def chapter(architecture: str, by_model: dict[str, Rows]) -> Iterator[str]:
 def _tables(model: str, rows: Rows, lds_bytes: int) -> Iterator[str]:
     """Kernels of a model's steps, and its whole steps."""
     kernels, steps = [row for row in rows if "kernel" in row], [row for row in rows if "launches" in row]
-    spilled = [row["kernel"] for row in kernels if row["vector_spills"] or row["scratch_bytes"]]
+    spilled = [row["kernel"] for row in kernels if any(map(row.get, SPILLS))]
     most = max(row["lds_bytes"] for row in kernels)
     yield (
-        f"**{model}**: {len(kernels)} specialisations; spilled to memory: {', '.join(spilled) or 'none'}; "
+        f"**{model}**: {len(kernels)} specialisations; vector or scalar registers spilled: {', '.join(spilled) or 'none'}; "
         f"most LDS {most / 1024:.0f} KiB of {lds_bytes >> 10}.\n"
     )
     yield "| kernel | step | warps | registers | waves | LDS KiB | programs | matrix | floor us | predicted us |"

@@ -34,13 +34,18 @@ def compiled(architecture: str, model: str = "Qwen3-0.6B") -> list[dict]:
     return [row for line in done.stdout.splitlines() if "kernel" in (row := json.loads(line))]
 
 
+def spilled(rows: list[dict]) -> list[dict]:
+    """Kernels with registers that did not fit: in memory, or scalar ones in lanes of vector registers."""
+    return [row for row in rows if row["vector_spills"] or row["scalar_spills"] or row["scratch_bytes"]]
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_kernels_compile_within_lds_and_registers_and_leave_nothing_in_memory(architecture):
+def test_kernels_compile_within_lds_and_registers_and_spill_nothing(architecture):
     rows, family = compiled(architecture), families.family_of(architecture)
     assert {"decode", "extend", "one_row", "few_rows", "build_rows", "draw"} <= {row["kernel"] for row in rows}
     assert [row for row in rows if row["lds_bytes"] > family.lds_bytes] == []
     assert [row for row in rows if row["vector_registers"] > family.registers] == []
-    assert [row for row in rows if row["vector_spills"] or row["scratch_bytes"]] == []
+    assert spilled(rows) == []
     assert [row for row in rows if row["resident"] < 1] == []
 
 
@@ -61,7 +66,8 @@ def test_no_kernel_is_predicted_at_more_than_twice_the_roofline(architecture):
 @pytest.mark.parametrize("architecture", families.ARCHITECTURES)
 def test_the_same_holds_at_the_shapes_of_a_large_model(architecture):
     rows, family = compiled(architecture, "Qwen3-8B"), families.family_of(architecture)
-    assert [row for row in rows if row["lds_bytes"] > family.lds_bytes or row["vector_spills"] or row["scratch_bytes"]] == []
+    assert [row for row in rows if row["lds_bytes"] > family.lds_bytes] == []
+    assert spilled(rows) == []
     assert [row for row in rows if row["predicted_us"] > 2 * row["floor_us"] > 0] == []
 
 
@@ -70,7 +76,8 @@ def test_the_same_holds_at_the_shapes_of_a_large_model(architecture):
 def test_the_same_holds_for_experts(architecture):
     rows, family = compiled(architecture, "Qwen3-30B-A3B"), families.family_of(architecture)
     assert {"route", "count", "arrange", "grouped", "combine", "one_pair", "one_token"} <= {row["kernel"] for row in rows}
-    assert [row for row in rows if row["lds_bytes"] > family.lds_bytes or row["vector_spills"] or row["scratch_bytes"]] == []
+    assert [row for row in rows if row["lds_bytes"] > family.lds_bytes] == []
+    assert spilled(rows) == []
     assert [row for row in rows if row["kernel"] == "grouped" and not row["matrix_instructions"]] == []
     assert {"grouped", "one_pair", "one_token"} <= {row["kernel"] for row in rows if row["floor_us"]}
     assert [row for row in rows if row["predicted_us"] > 2 * row["floor_us"] > 0] == []

@@ -21,6 +21,12 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def within(index, count):
+    """Whether 0 <= index < count, as one comparison: waves of 64 hold each in two scalar registers, of which there are few."""
+    return index.to(tl.uint32) < count.to(tl.uint32)
+
+
+@triton.jit
 def scores(
     q, k, k_scale, position, keys, scale, soft_cap, window, CAP: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr,
     KIND: tl.constexpr
@@ -35,9 +41,10 @@ def scores(
     else:
         product = product * (scale * LOG2E)
     if MASK:
-        seen = keys[None, :] <= position[:, None]
         if WINDOW:
-            seen &= keys[None, :] > position[:, None] - window
+            seen = within(position[:, None] - keys[None, :], window)
+        else:
+            seen = keys[None, :] <= position[:, None]
         product = tl.where(seen, product, float("-inf"))
     return product
 
@@ -290,9 +297,10 @@ def decode(
         keys = start + tl.arange(0, BLOCK_N)
         at = tile_of(blocks, block_stride, start, kv_head, D, BLOCK_D, TPB, BLOCK_N)
         blocks = blocks_of(block_table, row, table_stride, start + BLOCK_N, high, TPB, BLOCK_N)
-        seen = keys < length
         if WINDOW:
-            seen &= keys >= length - window
+            seen = within(keys - (length - window), window)
+        else:
+            seen = keys < length
         there = seen[:, None] & (columns < D)[None, :]
         k_scale, v_scale = 1.0, 1.0
         if KIND == INT8:

@@ -1,8 +1,8 @@
-"""Sampling without a sort, of logits that are read once: the vocabulary in chunks. `kernels.filter` has what rows that filter need.
+"""Sampling without a sort, of logits that are read once: the vocabulary in chunks. `kernels.filter` is for rows that filter.
 
 `measure` finds each chunk's largest logit, and sums exp((logit - that) / temperature) in float64. `draw` finds the chunk in
-which the cumulative weight passes u times the total, and the token in it. u comes from Philox4x32-10 (Salmon et al. 2011), counter (length, 0, 0, 0), key the request's seed.
-A row's result depends on that row alone, whatever the number of rows.
+which the cumulative weight passes u times the total, and the token in it. u comes from Philox4x32-10 (Salmon et al. 2011),
+counter (length, 0, 0, 0), key the request's seed. A row's result depends on that row alone, whatever the number of rows.
 """
 
 from __future__ import annotations
