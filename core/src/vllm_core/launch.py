@@ -162,7 +162,7 @@ def needs_of(config: EngineConfig, source: ModelSource | None = None) -> Needs:
         platform=platform,
         device_ids=tuple(config.platform.device_ids) if config.platform.device_ids else None,
         block_size=config.cache.block_size,
-        graphs=False if config.platform.enforce_eager else None,
+        graphs=False if config.platform.enforce_eager or spec.waits else None,
         providers=config.platform.provider,
         denied_providers=frozenset(config.platform.deny_provider),
         strict=config.platform.strict,
@@ -239,6 +239,9 @@ def blueprint(
         pinned = replace(needs_of(config, source), platform=f"{plan.distribution}:{plan.entry_point}")
         plan = _settle(plan, select.plan(pinned, found, failed), reasons)
     spec, runner, _ = describe(config, source)
+    if spec.waits:
+        plan = replace(plan, reasons={**plan.reasons, "graphs": f"the model's code waits for the device: {spec.waits}"})
+    plan = replace(plan, notes=(*plan.notes, *spec.shard(config.parallel.tensor_parallel_size).notes()))
     length = _context(config, spec)
     config = _step_limits(config, spec, runner, length)
     return Blueprint(config, source, spec, plan, runner, length, config.model.max_model_len is not None)

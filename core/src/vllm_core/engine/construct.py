@@ -217,8 +217,8 @@ def build_core(
         depth=steps_in_flight(config, device),
         grammars=Grammars(lambda: _vocabulary(design)),
     )
-    # Models of the transformers track call torch between ops, which would really run, on what ops left as it was.
-    if others is None and isinstance(program, ComposedProgram) and plan.track == "agnostic":
+    # Most models of the transformers track call torch between ops, which would really run, on what ops left as it was.
+    if others is None and isinstance(program, ComposedProgram) and spec.is_all_ops:
         rehearsed = EngineCore(Scheduler(scheduler_limits, group_limits), program, ops)
         providers = {binding.provider for binding in plan.bindings}
         with _timed(timings, "rehearsal_s"):
@@ -247,7 +247,8 @@ def _model(design: DesignLike, device: Device, ops: BoundOps, part: Part) -> Any
     if design.plan.track == "transformers":
         from vllm_core.models import transformers_track
 
-        model: Any = transformers_track.build(spec, design.source, device, ops, **sizes, shard=part.shard)
+        rows = _max_rows(design)
+        model: Any = transformers_track.build(spec, design.source, device, ops, **sizes, shard=part.shard, max_rows=rows)
     else:
         model = build_model(spec, device, ops, **sizes, shard=part.shard, max_rows=_max_rows(design))
     if design.config.model.load_format == "dummy":

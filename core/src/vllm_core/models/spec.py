@@ -153,6 +153,20 @@ class ModelSpec:
         return {self.intermediate_size} | (set() if self.experts is None else {self.experts.intermediate_size})
 
     @property
+    def waits(self) -> str:
+        """Where the model's code waits for numbers of the device, so that no step of it can be captured; else empty."""
+        return ""
+
+    @property
+    def is_all_ops(self) -> bool:
+        """Whether a step of the model is nothing but calls of ops."""
+        return True
+
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how this model is run, for the Plan."""
+        return ()
+
+    @property
     def has_dense_mlp(self) -> bool:
         """Whether some layer's MLP is no mixture of experts."""
         return not all(layer.sparse for layer in self.layers)

@@ -173,17 +173,24 @@ def eager_model(config: Any, *, headless: bool = False, seed: int = 0) -> Any:
 
 
 def rewired(
-    config: dict[str, Any], weights: dict[str, torch.Tensor] | None, seed: int = 0, *, shard: Shard = ALONE, **changes: Any
+    config: dict[str, Any],
+    weights: dict[str, torch.Tensor] | None,
+    seed: int = 0,
+    *,
+    shard: Shard = ALONE,
+    ops: ReferenceOps | None = None,
+    bound: float | None = None,
+    **changes: Any,
 ) -> Runner:
     """Describe, build and load as the engine does, or one worker's part; random weights where none are given."""
     import dataclasses
 
     spec = dataclasses.replace(transformers_track.describe(config, dtype="float32", path="here"), **changes)
-    ops, source = ReferenceOps(), SimpleNamespace(config=config, name="here")
+    ops, source = ops or ReferenceOps(), SimpleNamespace(config=config, name="here")
     sizes = {"max_tokens": MAX_TOKENS, "max_model_len": spec.max_position}
     model = transformers_track.build(spec, source, HostDevice(), ops, **sizes, shard=shard)
     if weights is None:
-        model.load_dummy(seed)
+        model.load_dummy(seed, bound)
     else:
         model.load(iter(weights.items()))
     return Runner(model, model.spec, ops, seed)
@@ -201,5 +208,10 @@ def checkpoint(model: Any, folder: Any) -> dict[str, torch.Tensor]:
 def track():
     """Everything above, by name: test modules cannot import one another."""
     return SimpleNamespace(
-        eager_model=eager_model, rewired=rewired, checkpoint=checkpoint, host_device=HostDevice, reference_ops=ReferenceOps
+        eager_model=eager_model,
+        rewired=rewired,
+        checkpoint=checkpoint,
+        host_device=HostDevice,
+        reference_ops=ReferenceOps,
+        runner=Runner,
     )

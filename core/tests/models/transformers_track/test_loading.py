@@ -11,6 +11,7 @@ from transformers.utils import logging as hf_logging
 
 from vllm_core.errors import ModelConfigError, WeightsError
 from vllm_core.models import transformers_track
+from vllm_core.models.transformers_track.exchange import GatedMLP
 from vllm_core.models.transformers_track.rewire import Linear
 
 SIZES = {
@@ -91,7 +92,7 @@ def test_tied_head_is_packed_from_the_embedding_with_both_readers(track, tmp_pat
     weights = track.checkpoint(model, tmp_path)
     assert "lm_head.weight" not in weights
     runner = track.rewired({**model.config.to_dict(), "architectures": ["Olmo2ForCausalLM"]}, weights)
-    packed = runner.model._head.lm_head._packed
+    packed = runner.model._head.lm_head.packed
     assert set(packed.readers) == {"model.embed_tokens", "lm_head"}
     assert packed.weight.data_ptr() == runner.model._body.embed_tokens.weight.data_ptr()
 
@@ -100,7 +101,9 @@ def test_every_linear_layer_runs_on_the_op(track, olmo2):
     runner = track.rewired(olmo2.config, olmo2.weights)
     parts = [*runner.model._body.modules(), *runner.model._head.modules()]
     assert not [part for part in parts if isinstance(part, torch.nn.Linear)]
-    assert sum(isinstance(part, Linear) for part in parts) == 2 * 7 + 1
+    packed = [part for part in parts if isinstance(part, Linear)]
+    assert len(packed) == 2 * 4 + 1, "attention's, and the head; gate, up and down are one module"
+    assert sum(isinstance(part, GatedMLP) for part in parts) == 2
 
 
 def test_what_is_bound_is_what_was_planned(track, olmo2):
@@ -140,7 +143,7 @@ def test_every_weight_lives_in_the_device_s_pool(track, olmo2):
     model = transformers_track.build(spec, source, device, ops, max_tokens=8, max_model_len=64)
     model.load(olmo2.weights.items())
     tensors = [*model._body.parameters(), *model._body.buffers()]
-    tensors += [part._packed.weight for part in model._body.modules() if isinstance(part, Linear)]
+    tensors += [part.packed.weight for part in model._body.modules() if isinstance(part, Linear)]
     assert {tensor.data_ptr() for tensor in tensors} <= device.adopted
     assert not any(parameter.requires_grad for parameter in model._body.parameters())
 

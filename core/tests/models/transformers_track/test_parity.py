@@ -34,6 +34,14 @@ EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "
 GPT2 = {"vocab_size": 99, "n_embd": 32, "n_head": 4, "n_layer": 3, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
 
 ARCHITECTURES = {
+    "llama": GROUPED,
+    "qwen2": GROUPED,
+    "qwen3": {**GROUPED, "head_dim": 8, "tie_word_embeddings": True},
+    "mistral": {**GROUPED, "sliding_window": 6},
+    "gemma3_text": {**GROUPED, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 6},
+    "helium": {**GROUPED, "head_dim": 8},  # neighbours rotated together
+    "smollm3": {**GROUPED, "no_rope_layers": [1, 0, 1]},  # a layer without rotary embedding
+    "phi": {**GROUPED, "partial_rotary_factor": 0.5},  # parallel sub-layers, biases in the head
     "phi3": {**GROUPED, "sliding_window": 6},  # fused qkv and gate_up
     "gpt_neox": {**COMMON, "rotary_pct": 0.25},  # parallel residual, partial rotary
     "olmo2": GROUPED,  # norms on q and k over all heads, norms after the sub-layers

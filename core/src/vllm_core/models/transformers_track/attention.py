@@ -43,12 +43,13 @@ class LayerSite:
 
 @dataclass(slots=True)
 class PagedStep:
-    """Causal attention over the paged KV."""
+    """Causal attention over the paged KV; ``rows`` are all that is wanted of the last layer, if not None."""
 
     spec: RewiredSpec
     sites: tuple[LayerSite, ...]
     inputs: StepInputs
     kv: Sequence[Any]
+    rows: torch.Tensor | None = None
     calls: int = field(default=0, init=False)
 
     def attend(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
+from vllm_core.api import CallSite
 from vllm_core.api.ops import family_of
 from vllm_core.errors import ConfigError, ModelConfigError, nearest
-from vllm_core.models.spec import LayerSpec, ModelSpec
+from vllm_core.models.spec import LayerSpec, ModelSpec, RopeSpec
+from vllm_core.models.transformers_track.findings import NOTHING, Findings
 from vllm_core.models.transformers_track.parts import shared_layers, shares_attention
 
 _ATTENTION = {"full_attention", "attention", "sliding_attention"}
@@ -33,13 +35,40 @@ _OFFSET_POSITIONS = frozenset(
 class RewiredSpec(ModelSpec):
     """A model whose norms, activations and embeddings stay those of transformers.
 
-    `position_offset` is added to positions. `classname` is the transformers class that is built. `shared_layers` are the
-    linear layers that workers share: paths with ``*`` for an index, and the dimension along which the weight is cut.
+    `findings` say which modules are exchanged all the same. `position_offset` is added to positions. `classname` is the
+    transformers class that is built. `shared_layers` are the linear layers that workers share: paths with ``*`` for an index,
+    and the dimension along which the weight is cut.
     """
 
     position_offset: int = 0
     classname: str = ""
     shared_layers: tuple[tuple[str, int], ...] = ()
+    findings: Findings = NOTHING
+
+    def notes(self) -> tuple[str, ...]:
+        """What of the model runs on core's ops, for the Plan."""
+        if self.kind == "encoder":
+            return ()
+        if self.workers > 1:
+            return ("track transformers: shared by workers, only linear layers and attention run on core's ops",)
+        return self.findings.lines(len(self.layers))
+
+    @property
+    def waits(self) -> str:
+        """Where the code that is left as it is waits for the device."""
+        return self.findings.waits
+
+    @property
+    def is_all_ops(self) -> bool:
+        """Whether nothing of the model's own code runs in a step."""
+        return self.findings.chain is not None and (self.pooling is not None or bool(self.findings.head))
+
+    def call_sites(self, kv_dtype: str, tokens_per_block: int | None = None) -> tuple[CallSite, ...]:
+        """Every place that calls an op, rotary embeddings of exchanged attention among them."""
+        rotary = [self.findings.rotary_of(index) for index in range(len(self.layers))]
+        ropes = [None if one is None else RopeSpec(theta=1.0, rotary_dim=2, interleaved=one.interleaved) for one in rotary]
+        layers = tuple(replace(layer, rope=rope) for layer, rope in zip(self.layers, ropes, strict=True))
+        return ModelSpec.call_sites(replace(self, layers=layers), kv_dtype, tokens_per_block)
 
     def shard(self, workers: int) -> ModelSpec:
         """What one of ``workers`` computes. Raises ConfigError where the class has no plan for it, or sizes do not divide."""
@@ -52,7 +81,8 @@ class RewiredSpec(ModelSpec):
                 fix="--tensor-parallel-size 1, or --model-impl agnostic where it has the architecture",
             )
         # Not super(): a dataclass with slots is another class than the one that this method was written in.
-        return ModelSpec.shard(self, workers)
+        whole = self if workers == 1 else replace(self, findings=NOTHING)
+        return ModelSpec.shard(whole, workers)
 
     def _divides(self, workers: int) -> bool:
         return self.num_kv_heads % workers == 0 and ModelSpec._divides(self, workers)
@@ -61,7 +91,7 @@ class RewiredSpec(ModelSpec):
         return () if self.workers == 1 else tuple((op, "comm") for op in family_of("all_reduce"))
 
     def _plain_sites(self) -> tuple[tuple[str, str], ...]:
-        sites = [("linear_pack", "linear"), ("linear", "linear"), ("gather_rows", "tail")]
+        sites = [("linear_pack", "linear"), ("linear", "linear"), ("gather_rows", "tail"), *self.findings.sites()]
         if self.kind == "encoder":
             sites.append(("encoder_attention", "attention"))
         if self.pooling is not None:
@@ -85,7 +115,7 @@ def describe(config: Mapping[str, Any], *, dtype: str, path: str) -> RewiredSpec
     hidden = _positive(normal, "hidden_size", path)
     cap = getattr(normal, "attn_logit_softcapping", None)
     offset = (normal.pad_token_id or 0) + 1 if normal.model_type in _OFFSET_POSITIONS else 0
-    return RewiredSpec(
+    spec = RewiredSpec(
         architecture=_architecture(normal) or cls.__name__,
         kind=kind,
         dtype=dtype,
@@ -93,7 +123,7 @@ def describe(config: Mapping[str, Any], *, dtype: str, path: str) -> RewiredSpec
         hidden_size=hidden,
         intermediate_size=getattr(normal, "intermediate_size", None) or 4 * hidden,
         num_heads=heads,
-        num_kv_heads=_kv_heads(normal, heads),
+        num_kv_heads=kv_heads(normal, heads),
         head_size=getattr(normal, "head_dim", None) or hidden // heads,
         max_position=_max_position(normal, path) - offset,
         layers=_layers(normal, path),
@@ -104,6 +134,31 @@ def describe(config: Mapping[str, Any], *, dtype: str, path: str) -> RewiredSpec
         classname=cls.__name__,
         shared_layers=shared_layers(normal),
     )
+    return replace(spec, findings=_findings(normal, spec, headless)) if kind == "decoder" else spec
+
+
+_FOUND: dict[tuple[str, bool], Findings] = {}
+"""By config and head: a model is described several times in a process."""
+
+
+def _findings(config: Any, spec: RewiredSpec, headless: bool) -> Findings:
+    """What a trial finds out; how it failed where the class does not run at a small width."""
+    key = config.to_json_string(use_diff=False), headless
+    if key not in _FOUND:
+        from vllm_core.models.transformers_track.recognise import recognise
+        from vllm_core.models.transformers_track.trial import HEAD_SIZE, one_thread, run_trial
+
+        longest = min(spec.max_position, _positive(config, "max_position_embeddings", "config"))
+        options: dict[str, Any] = {"headless": headless, "max_position": longest, "offset": spec.position_offset}
+        for size in (HEAD_SIZE, spec.head_size):
+            try:
+                with one_thread():
+                    _FOUND[key] = recognise(run_trial(config, head_size=size, **options), spec, headless=headless)
+                break
+            except Exception as error:  # noqa: BLE001 - foreign code at sizes that it was not made for: it runs as it is
+                reason = " ".join(str(error).split())[:200]
+                _FOUND[key] = Findings(failure=f"at a small width its class raises {type(error).__name__}: {reason}")
+    return _FOUND[key]
 
 
 def normalise(config: Mapping[str, Any], path: str) -> Any:
@@ -196,7 +251,8 @@ def _positive(config: Any, field: str, path: str) -> int:
     )
 
 
-def _kv_heads(config: Any, heads: int) -> int:
+def kv_heads(config: Any, heads: int) -> int:
+    """Heads of keys and values, as the config says."""
     if getattr(config, "multi_query", False):
         return 1
     return getattr(config, "num_key_value_heads", None) or heads

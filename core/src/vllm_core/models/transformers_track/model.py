@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
-from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as hf_logging
 
@@ -20,8 +19,11 @@ from vllm_core.errors import ModelConfigError, WeightsError
 from vllm_core.layers.shard import ALONE, Shard
 from vllm_core.models.transformers_track import attention
 from vllm_core.models.transformers_track.description import RewiredSpec, model_class, normalise, refused
+from vllm_core.models.transformers_track.exchange import Exchange
+from vllm_core.models.transformers_track.head import GivenRows, body_of
 from vllm_core.models.transformers_track.parts import Parts
-from vllm_core.models.transformers_track.rewire import rewire
+from vllm_core.models.transformers_track.rewire import Linear, rewire
+from vllm_core.models.transformers_track.trial import without_padding
 from vllm_core.ops.dtypes import TORCH_DTYPES
 
 if TYPE_CHECKING:
@@ -50,28 +52,39 @@ def build(
     max_tokens: int,
     max_model_len: int,
     shard: Shard = ALONE,
+    max_rows: int | None = None,
 ) -> RewiredModel:
     """Make the model, without weights. Raises ModelConfigError for one that cannot be rewired.
 
-    ``max_tokens`` is the most tokens of one step. ``max_model_len`` is the longest sequence; positions up to it are
-    computed by the model itself. ``shard`` is the part of this worker; the spec is that of the whole model.
+    ``max_tokens`` is the most tokens of one step, ``max_rows`` the most rows of it that may be wanted alone. ``max_model_len``
+    is the longest sequence in tokens. ``shard`` is the part of this worker; the spec is that of the whole model.
     """
     assert isinstance(spec, RewiredSpec), "this track builds what it described"
     assert max_model_len <= spec.max_position, "the context is checked while planning"
-    return RewiredModel(spec, normalise(source.config, source.name), device, ops, max_tokens, shard)
+    limits = Limits(max_tokens, max_rows or max_tokens, max_model_len)
+    return RewiredModel(spec, normalise(source.config, source.name), device, ops, limits, shard)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest step, the most rows that may be wanted of it alone, and the longest sequence in tokens."""
+
+    max_tokens: int
+    max_rows: int
+    max_model_len: int
 
 
 class RewiredModel:
     """A transformers model on core's ops; implements the engine's `Model`."""
 
     def __init__(
-        self, spec: RewiredSpec, config: Any, device: Device, ops: BoundOps, max_tokens: int, shard: Shard = ALONE
+        self, spec: RewiredSpec, config: Any, device: Device, ops: BoundOps, limits: Limits, shard: Shard = ALONE
     ) -> None:
         attention.register()
         mine = spec.shard(shard.workers)
         assert isinstance(mine, RewiredSpec), "a part is described like the whole"
         self.spec = mine
-        self._shard = shard
+        self._shard, self._limits = shard, limits
         self._config = config
         self._device = device
         self._ops = ops
@@ -83,9 +96,9 @@ class RewiredModel:
         _check(spec, blank)
         _check_parts(spec, blank, self._parts(blank))
         self._extras = _accepted_extras(spec, blank)
-        self._ids = device.allocate("workspace", (1, max_tokens), torch.int64)
-        self._positions = device.allocate("workspace", (1, max_tokens), torch.int64)
-        self._types = device.allocate("workspace", (1, max_tokens), torch.int64)  # stays zero
+        self._ids = device.allocate("workspace", (1, limits.max_tokens), torch.int64)
+        self._positions = device.allocate("workspace", (1, limits.max_tokens), torch.int64)
+        self._types = device.allocate("workspace", (1, limits.max_tokens), torch.int64)  # stays zero
 
     def wanted(self, name: str, shape: tuple[int, ...]) -> None:
         """All of every tensor: transformers makes whole models, of which a worker then keeps its part."""
@@ -110,13 +123,21 @@ class RewiredModel:
         self._install(model)
 
     def load_dummy(self, seed: int, bound: float | None = None) -> None:
-        """Draw random weights as transformers initialises them; equal for equal seeds."""
+        """Draw random weights, equal for equal seeds: as transformers initialises them, or matrices within ``bound``."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._install(self._from_config())
+            model = self._from_config()
+            if bound is not None:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        if parameter.dim() > 1:
+                            parameter.uniform_(-bound, bound)
+            self._install(model)
 
     def forward(self, inputs: StepInputs, kv: Sequence[Any], rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Run one step; returns hidden states [T, H] after the final norm."""
+        """Run one step; returns hidden states [T, H] after the final norm, or [R, H] of ``rows`` where the last layer can."""
+        if self._stack is not None:
+            return self._stack.run(inputs, kv, rows)
         count = inputs.num_tokens
         ids, positions = self._ids[:, :count], self._positions[:, :count]
         ids.copy_(inputs.token_ids)
@@ -124,7 +145,7 @@ class RewiredModel:
         if self.spec.position_offset:
             positions.add_(self.spec.position_offset)
         extras = {name: self._types[:, :count] if value is None else value for name, value in self._extras.items()}
-        step = self._step(inputs, kv)
+        step = self._step(inputs, kv, rows)
         hidden: torch.Tensor = self._body(input_ids=ids, position_ids=positions, vllm_core_step=step, **extras)[0][0]
         if step.calls != len(self.spec.layers):
             raise refused(self.spec.classname, f"{step.calls} calls of attention in {len(self.spec.layers)} layers")
@@ -132,21 +153,24 @@ class RewiredModel:
 
     def logits(self, out: torch.Tensor, rows: torch.Tensor) -> None:
         """Write float32 [R, V] from hidden ``rows`` [R, H], by the model's own head, scaling and cap included."""
+        if self._head_weight is not None:
+            self._linear(out, rows, self._head_weight)
+            return
         self._given.hidden = rows[None]
         out.copy_(self._head(input_ids=None, use_cache=False).logits[0])
 
-    def _step_maker(self) -> Callable[[StepInputs, Sequence[Any]], attention.AttentionStep]:
+    def _step_maker(self) -> Callable[[StepInputs, Sequence[Any], torch.Tensor | None], attention.AttentionStep]:
         spec, ops = self.spec, self._ops
         if spec.kind == "encoder":
             call = ops.get("encoder_attention", "attention")
-            return lambda inputs, kv: attention.EncoderStep(spec, call, inputs)
+            return lambda inputs, kv, rows: attention.EncoderStep(spec, call, inputs)
         groups, layers = spec.kv_groups(), []
         for layer, index in zip(spec.layers, spec.group_of_layer(), strict=True):
             role = f"kv.{index}.{groups[index].kind}"
             write, attend = ops.get("kv_write", role), ops.get("paged_attention", role)
             layers.append(attention.LayerSite(index, layer.window or 0, write, attend))
         sites = tuple(layers)
-        return lambda inputs, kv: attention.PagedStep(spec, sites, inputs, kv)
+        return lambda inputs, kv, rows: attention.PagedStep(spec, sites, inputs, kv, rows)
 
     def _init_options(self) -> dict[str, Any]:
         """Encoders bring a pooler that nobody asked for, and whose weights are often missing."""
@@ -178,39 +202,27 @@ class RewiredModel:
 
     def _install(self, model: Any) -> None:
         model.eval()
+        if self.spec.kind == "decoder":
+            without_padding(model)
+        limits, found = self._limits, self.spec.findings
+        exchange = Exchange(model, self.spec, found, self._device, self._ops, limits)
+        exchange.run()
         rewire(model, self._device, self._ops, self._dtype, self._parts(model))
-        self._body = _body_of(self.spec, model)
+        self._stack = exchange.stack()
+        self._body = body_of(model, self.spec.kind == "encoder")
+        self._linear = self._ops.get("linear", "linear")
+        head = model.get_submodule(found.head) if found.head and not self._headless else None
+        self._head_weight = head.packed if isinstance(head, Linear) else None
         if not self._headless:
             # The head runs the model's own causal forward, around a body that returns the rows it was given.
-            self._head, self._given = model, _GivenRows()
+            self._head, self._given = model, GivenRows()
             name = next(name for name, module in model.named_modules() if module is self._body)
             model.set_submodule(name, self._given)
 
 
-class _GivenRows(nn.Module):
-    """Stands where the body was: returns `hidden` [1, R, H], whatever it is called with."""
-
-    hidden: torch.Tensor
-
-    def forward(self, *_: Any, **__: Any) -> _BodyOutput:
-        return _BodyOutput(last_hidden_state=self.hidden)
-
-
-@dataclass
-class _BodyOutput(MoeModelOutputWithPast):  # type: ignore[misc]
-    """Every field that some causal forward reads of its body's output."""
-
-    cross_attentions: None = None
-
-
-def _body_of(spec: RewiredSpec, model: Any) -> Any:
-    """What runs the layers: the part below the language-model head."""
-    return model.get_decoder() if spec.kind == "decoder" else model
-
-
 def _accepted_extras(spec: RewiredSpec, model: Any) -> dict[str, Any]:
     """Arguments that some models want beside ids and positions; None stands for zeros, one per token."""
-    known = inspect.signature(_body_of(spec, model).forward).parameters
+    known = inspect.signature(body_of(model, spec.kind == "encoder").forward).parameters
     if "position_ids" not in known:
         raise refused(type(model).__name__, "the model takes no position_ids")
     wanted: dict[str, Any] = {"use_cache": False} if spec.kind == "decoder" else {"token_type_ids": None}

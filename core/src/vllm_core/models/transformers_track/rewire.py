@@ -33,13 +33,13 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self._call, self._packed, self._total = call, packed, total
+        self._call, self.packed, self._total = call, packed, total
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply. The result is a new tensor: transformers keeps several of one shape at a time."""
         rows = x.flatten(0, -2).contiguous()
         out = rows.new_empty((rows.shape[0], self.out_features))
-        self._call(out, rows, self._packed)
+        self._call(out, rows, self.packed)
         if self._total is not None:
             self._total(out)
         return out.view(*x.shape[:-1], self.out_features)
