@@ -27,7 +27,9 @@ def main() -> None:
     for one in compiled():
         # Mailboxes are what is read as volatile, but for `stop`, which is not masked.
         reads = re.findall(r"^\s*@%p\d+ ld\.volatile\.global(\.v4)?", one.asm["ptx"], re.MULTILINE)
-        print(one.kernel, sorted(set(reads)), len(one.asm["cubin"]) > 0)
+        # What is between two rows of a lane: no store may come later than the next row.
+        fences = re.findall(r"atom\.global\.sys\.acq_rel\.", one.asm["ptx"])
+        print(one.kernel, sorted(set(reads)), len(fences), len(one.asm["cubin"]) > 0)
 
 
 if __name__ == "__main__":

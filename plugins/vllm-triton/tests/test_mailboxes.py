@@ -37,8 +37,8 @@ def test_two_ranks_have_the_sums_and_gathers_of_both_whatever_comes_after_what(t
             one.kill()
 
 
-def test_rows_travel_sixteen_bytes_at_a_time():
+def test_rows_travel_sixteen_bytes_at_a_time_and_wait_for_what_was_stored_before_them():
     """Addresses of peers come from memory, so that the compiler knows nothing of their alignment unless it is told."""
     done = subprocess.run([sys.executable, str(WORDS)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert sorted(done.stdout.splitlines()) == ["all_gather ['.v4'] True", "all_reduce ['.v4'] True"]
+    assert sorted(done.stdout.splitlines()) == ["all_gather ['.v4'] 1 True", "all_reduce ['.v4'] 1 True"]

@@ -2,12 +2,11 @@
 
 A program is a lane: it takes rows `lane`, `lane + lanes`, ... one after the other, on every rank the same. It writes its row
 into a mailbox of each other rank and reads its own until the rows of the others are there: an empty mailbox holds words that
-no rank sends, so that neither flags nor fences are needed. What was read is emptied at once. The mailboxes of a lane rotate
-over three rows: a rank writes to one again when it has read a row that the owner sent after it had emptied that one, and
-another row of the owner's in between. That an emptying store to own memory arrives before the answer to a row which went to
-a peer after it, twice, is how links behave and what runs have shown; a memory model promises it only to a fence for the
-whole system. Lanes start in the order of their numbers, so the first unfinished one of all is always
-running on every rank, however few fit.
+no rank sends, so that no flags are needed. What was read is emptied at once. The mailboxes of a lane rotate over three rows: a
+rank writes to one again when it has read a row that the owner sent after it had emptied that one. The emptying store must not
+arrive later than that row: before a lane sends another row it waits until the whole system sees what it stored (`_settle`), and
+between two kernels the end of the first one does the same. Lanes start in the order of their numbers, so the first unfinished
+one of all is always running on every rank, however few fit.
 
 Every rank sends all it has to each other one. Two ranks cannot do with fewer bytes; more of them can, beyond small sums.
 """
@@ -62,6 +61,14 @@ def _send(bases, words, mask, offset, slot_words, phase, RANK: tl.constexpr, WOR
         if rank != RANK:
             box = _mailbox(tl.load(bases + rank), phase, RANK, offset, slot_words, WORLD)
             tl.store(box, words, mask=mask)
+
+
+@triton.jit
+def _settle(word):
+    """Wait until all that this program has stored is seen by every rank; ``word`` is any of its own, and keeps its value."""
+    tl.debug_barrier()
+    tl.atomic_add(word, 0, sem="acq_rel", scope="sys")
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -138,6 +145,8 @@ def all_reduce(
         else:
             tl.store(x + begin + columns, total.to(x.dtype.element_ty), mask=mask)
         row += tl.num_programs(0)
+        if row < rows:
+            _settle(phases + lane)
     tl.store(phases + lane, phase)
 
 
@@ -189,6 +198,8 @@ def all_gather(
             at = rank * SIZE + columns
             tl.store(out + row * width + at, theirs, mask=sent & (at < width))
         piece += tl.num_programs(0)
+        if piece < rows * pieces:
+            _settle(phases + lane)
     tl.store(phases + lane, phase)
 
 
