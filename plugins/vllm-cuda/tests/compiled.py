@@ -1,6 +1,6 @@
-"""Compile the kernels that steps launch, for one architecture: ``compiled.py sm_90 ROWSxQUERIES... [rest] [experts]``, of which
-the rest are those of quantised weights and caches, encoders, and log-probabilities.
+"""Compile the kernels that steps launch, for one architecture: ``compiled.py sm_90 ROWSxQUERIES... [rest] [experts] [large]``.
 
+The rest are those of quantised weights and caches, encoders, and log-probabilities; the large attend heads of 256.
 The launchers run on host tensors with Triton's launch replaced by a recorder, so that what is compiled is what they ask
 for. Prints a line of JSON per kernel: name, shared memory in bytes, registers and stack of a thread. A process of its own,
 since a compiler that meets an unsupported type may abort.
@@ -31,6 +31,7 @@ from vllm_triton.offers import block_bytes_of
 
 TYPES = {
     torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
     torch.float32: "*fp32",
     torch.float64: "*fp64",
     torch.int32: "*i32",
@@ -168,6 +169,21 @@ def launch_quantised(tokens: int, kind: torch.dtype) -> None:
         quant.widened(packed, kind)
 
 
+def launch_large(kind: torch.dtype) -> None:
+    """Attention of heads of 256, over numbers and over codes, and where so many share a head that their queries crowd keys."""
+    from vllm_triton.ops import attention, cache, encoder
+
+    size, rows, queries = 256, 2, 32
+    counts, table = torch.zeros(rows + 1, dtype=torch.int32), torch.zeros(rows, 65, dtype=torch.int32)
+    for heads, kv_heads, dtype in ((4, 2, str(kind).removeprefix("torch.")), (4, 2, "int8"), (48, 1, "int8")):
+        q = torch.zeros(rows * queries, heads, size, dtype=kind)
+        memory = torch.zeros(2, block_bytes_of(kv_heads, size, dtype, BLOCK), dtype=torch.uint8)
+        kv = cache.kv_bind(memory, kv_heads, size, dtype, BLOCK)
+        attention.paged_attention(q, q, kv, counts, counts[1:], table, queries, 4096, 0.1, 512, 30.0)
+    x = torch.zeros(64, 4, size, dtype=kind)
+    encoder.encoder_attention(x, x, x, x, counts, 32, 0.1)
+
+
 def launch_all_experts() -> None:
     """Experts of one token, of a decoding step and of prompts; of weights as they are and, for one step, quantised."""
     from vllm_core.api import QuantTensor
@@ -176,14 +192,15 @@ def launch_all_experts() -> None:
 
     for tokens in (1, 64, 512, 4096):
         launch_experts(SPARSE, torch.empty(tokens, SPARSE.hidden, dtype=torch.bfloat16))
-    tokens, count, kind = 64, 8, torch.bfloat16
+    tokens, count = 64, 8
     chosen, weights = torch.zeros(tokens, 2, dtype=torch.int32), torch.zeros(tokens, 2)
     shapes = ((count * 2 * 256, HIDDEN), (count * HIDDEN, 256))
     codes = [QuantTensor("int8_channel", one, torch.zeros(one, dtype=torch.int8), torch.zeros(one[0])) for one in shapes]
-    x = torch.zeros(tokens, HIDDEN, dtype=kind)
-    scratch = [torch.zeros(2 * tokens, size, dtype=kind) for size in (512, 256, HIDDEN)]
     index = torch.zeros(4 * (2 * tokens + count), dtype=torch.int32)
-    experts.moe(x.clone(), *scratch, index, x, chosen, weights, experts.moe_pack(*codes, count, ()), "silu")
+    for kind in (torch.bfloat16, torch.float32):
+        x = torch.zeros(tokens, HIDDEN, dtype=kind)
+        scratch = [torch.zeros(2 * tokens, size, dtype=kind) for size in (512, 256, HIDDEN)]
+        experts.moe(x.clone(), *scratch, index, x, chosen, weights, experts.moe_pack(*codes, count, ()), "silu")
 
 
 def launch_rest() -> None:
@@ -241,6 +258,9 @@ def compile_all(architecture: str, sizes: list[tuple[int, int]], more: list[str]
         for rows in (1, 64, 128):
             launch_quantised(rows, torch.bfloat16)
         launch_quantised(16, torch.float32)
+    if "large" in more:
+        for kind in (torch.bfloat16, torch.float16, torch.float32):
+            launch_large(kind)
     target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
     for kernel, values, options in recorder.launches.values():
         compiled = triton.compile(source_of(kernel, values), target=target, options=options)
@@ -250,7 +270,7 @@ def compile_all(architecture: str, sizes: list[tuple[int, int]], more: list[str]
 
 
 if __name__ == "__main__":
-    more = [name for name in sys.argv[2:] if name in ("rest", "experts")]
+    more = [name for name in sys.argv[2:] if name in ("rest", "experts", "large")]
     wanted = [tuple(map(int, size.split("x"))) for size in sys.argv[2:] if size not in more]
     for row in compile_all(sys.argv[1], wanted, more):  # type: ignore[arg-type]
         print(json.dumps(row))

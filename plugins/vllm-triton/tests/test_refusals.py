@@ -35,6 +35,16 @@ def test_memory_of_another_layout_is_refused_with_both_sizes():
         kv_bind(torch.zeros(1, size - 4, dtype=torch.uint8), 2, 64, "int8", 16)
 
 
+def test_heads_whose_queries_leave_no_room_for_keys_are_refused():
+    from vllm_triton.ops.attention import paged_attention
+    from vllm_triton.ops.cache import kv_bind
+
+    kv = kv_bind(torch.zeros(1, block_bytes_of(1, 256, "float32", 16), dtype=torch.uint8), 1, 256, "float32", 16)
+    q, lengths = torch.zeros(1, 71, 256), torch.ones(1, dtype=torch.int32)
+    with pytest.raises(UnsupportedError, match="71 heads of 256"):
+        paged_attention(q, q, kv, torch.tensor([0, 1], dtype=torch.int32), lengths, lengths[None], 1, 1, 0.1, 0, 0.0)
+
+
 def test_unknown_kinds_are_refused():
     from vllm_triton.ops.elementwise import activation, gated_activation
     from vllm_triton.ops.encoder import pool

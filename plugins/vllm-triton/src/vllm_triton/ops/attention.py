@@ -5,14 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vllm_core.api import UnsupportedError
 from vllm_triton.kernels import attention
 from vllm_triton.ops.cache import KV
 from vllm_triton.ops.launch import Scratch, filled, power_of_2
 from vllm_triton.tuning import MANY, Extend, active
 
 MAX_SPLITS = 64
-EXACT = Extend(block_m=32, block_n=16, warps=4, stages=2)
-"""Tiles of float32."""
+EXACT = Extend(block_m=16, block_n=16, warps=4, stages=1)
+"""Tiles of float32: of more queries, or with keys on their way, registers spill."""
+
+CROWDED, CROWDED_BYTES = (16, 1, 8), 32 << 10
+"""Keys of a tile, stages and warps where the queries of the heads that share one take so many bytes or more."""
+
+MOST_BYTES = 64 << 10
+"""Most of these bytes that fit into shared memory, and registers, beside keys."""
 
 _SCRATCH = Scratch(64 << 20)
 _LOCKS = Scratch(64 << 10, zero=True)
@@ -31,10 +38,21 @@ def paged_attention(
     window: int,
     soft_cap: float,
 ) -> None:
-    """Causal attention over the paged KV: q and out [T,Hq,D], int32 block_table [S,B]."""
+    """Causal attention over the paged KV: q and out [T,Hq,D], int32 block_table [S,B].
+
+    Raises UnsupportedError for heads that share one, whose queries are more than `MOST_BYTES`.
+    """
     num_tokens = q.shape[0]
     if not num_tokens:
         return
+    if queries_bytes(q, kv) > MOST_BYTES:
+        raise UnsupportedError(
+            "So many heads of one KV head have no kernel",
+            on=f"paged_attention of {q.dtype}",
+            found=f"{q.shape[1] // kv.num_heads} heads of {kv.head_size}",
+            expected=f"queries of at most {MOST_BYTES} bytes, both sizes as powers of two",
+            fix="use --provider attention=reference",
+        )
     shape = {
         "HK": kv.num_heads,
         "G": q.shape[1] // kv.num_heads,
@@ -65,9 +83,10 @@ def _extend(
     shape: dict[str, int | bool],
 ) -> None:
     tuning = extend_of(kv.head_size, q)
+    block_n, stages, warps = _beside(q, kv, tuning.block_n, tuning.stages, tuning.warps)
     padded = power_of_2(int(shape["G"]))
     block_m = max(16, tuning.block_m, padded)
-    block_n = min(tuning.block_n, kv.tokens_per_block) if kv.tokens_per_block >= 16 else tuning.block_n
+    block_n = min(block_n, kv.tokens_per_block) if kv.tokens_per_block >= 16 else block_n
     num_rows = seq_lens.shape[0]
     tiles = q.shape[0] // (block_m // padded) + num_rows
     attention.extend[(kv.num_heads, tiles)](
@@ -90,12 +109,22 @@ def _extend(
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         SINGLES=num_rows == 1,
-        STAGES=tuning.stages,
-        num_warps=tuning.warps,
-        num_stages=tuning.stages,
+        STAGES=stages,
+        num_warps=warps,
+        num_stages=stages,
         **dict(tuning.options),
         **shape,
     )
+
+
+def queries_bytes(q: Tensor, kv: KV) -> int:
+    """Bytes of a token's queries of one KV head as a tile has them, both sizes powers of two."""
+    return max(16, power_of_2(q.shape[1] // kv.num_heads)) * max(16, power_of_2(kv.head_size)) * q.element_size()
+
+
+def _beside(q: Tensor, kv: KV, block_n: int, stages: int, warps: int) -> tuple[int, int, int]:
+    """Keys of a tile, stages and warps: those given, but beside queries of many bytes."""
+    return CROWDED if queries_bytes(q, kv) >= CROWDED_BYTES else (block_n, stages, warps)
 
 
 def extend_of(head_size: int, q: Tensor) -> Extend:
@@ -136,6 +165,10 @@ def _decode(
     partial = scratch[4 * cells : 4 * cells * (kv.head_size + 1)].view(torch.float32)
     many = num_rows * kv.num_heads * splits > MANY * chip.multiprocessors
     stages = tuning.stages_of_many if many and tuning.stages_of_many else tuning.stages
+    block_n, stages = (EXACT.block_n, EXACT.stages) if q.element_size() == 4 else (tuning.block_n, stages)
+    # Codes are widened in registers, which so few warps do not have, nor those of wide heads.
+    warps = tuning.warps if kv.kind == 0 and kv.head_size <= 128 else max(4, tuning.warps)
+    block_n, stages, warps = _beside(q, kv, block_n, stages, warps)
     attention.decode[(num_rows, kv.num_heads, splits)](
         out,
         partial if splits > 1 else out,
@@ -155,11 +188,10 @@ def _decode(
         *masks,
         splits,
         GP=max(16, power_of_2(int(shape["G"]))),
-        BLOCK_N=min(EXACT.block_n if q.element_size() == 4 else tuning.block_n, max(16, kv.tokens_per_block)),
+        BLOCK_N=min(block_n, max(16, kv.tokens_per_block)),
         SPLIT=splits > 1,
         STAGES=stages,
-        # Codes are widened in registers, which so few warps do not have.
-        num_warps=tuning.warps if kv.kind == 0 else max(4, tuning.warps),
+        num_warps=warps,
         num_stages=stages,
         **dict(tuning.options),
         **chip.dependent,

@@ -15,6 +15,7 @@ from torch import Tensor
 from vllm_core.api import Weight
 from vllm_triton.kernels import codec
 from vllm_triton.kernels import experts as kernels
+from vllm_triton.kernels.quant import INT4
 from vllm_triton.ops import quant
 from vllm_triton.ops.elementwise import kind_of
 from vllm_triton.ops.launch import filled, power_of_2
@@ -235,7 +236,8 @@ def _grouped(
         TOP=top,
         LANES=power_of_2(packed.count),
         K=weight.columns,
-        UNIT=weight.unit or tile.block_k,
+        # Four bits are read as they were packed, bytes in steps of any size.
+        UNIT=weight.unit if weight.kind == INT4.value else tile.block_k,
         GROUP=weight.group,
         FORMAT=weight.kind,
         FP8=chip.fp8,
