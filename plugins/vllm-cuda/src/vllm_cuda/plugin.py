@@ -69,8 +69,8 @@ def manifest() -> Manifest:
         support_level="beta",
         visible_devices_env="CUDA_VISIBLE_DEVICES",
         architectures=ARCHITECTURES,
-        note="run on an H200 (sm_90), of quantised weights q8_0 alone; kernels for the other architectures compile, and have not "
-        "run",
+        note="run on an H200 (sm_90), of quantised weights q8_0 alone; kernels for the other architectures compile, and "
+        "have not run",
     )
 
 
