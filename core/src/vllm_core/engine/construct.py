@@ -243,14 +243,17 @@ def _max_rows(design: DesignLike) -> int:
 
 def _model(design: DesignLike, device: Device, ops: BoundOps, part: Part) -> Any:
     limits, spec = design.config.scheduler, design.spec
-    sizes = {"max_tokens": limits.max_num_batched_tokens, "max_model_len": design.max_model_len}
+    sizes = {
+        "max_tokens": limits.max_num_batched_tokens,
+        "max_rows": _max_rows(design),
+        "max_model_len": design.max_model_len,
+    }
     if design.plan.track == "transformers":
         from vllm_core.models import transformers_track
 
-        rows = _max_rows(design)
-        model: Any = transformers_track.build(spec, design.source, device, ops, **sizes, shard=part.shard, max_rows=rows)
+        model: Any = transformers_track.build(spec, design.source, device, ops, **sizes, shard=part.shard)
     else:
-        model = build_model(spec, device, ops, **sizes, shard=part.shard, max_rows=_max_rows(design))
+        model = build_model(spec, device, ops, **sizes, shard=part.shard)
     if design.config.model.load_format == "dummy":
         model.load_dummy(design.config.model.seed, design.config.model.dummy_bound)
     else:
