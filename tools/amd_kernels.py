@@ -1,7 +1,8 @@
 """docs/amd-kernels.md: what the compiler makes of the kernels for each AMD architecture, and predicted times.
 
 python tools/amd_kernels.py                  compile all (many minutes), then write
-python tools/amd_kernels.py --from FOLDER    write from files ARCHITECTURE-MODEL.jsonl of `python -m vllm_rocm.machine_code`
+python tools/amd_kernels.py --from FOLDER    write from files ARCHITECTURE-MODEL.jsonl of `python -m vllm_rocm.machine_code`,
+                                             and ARCHITECTURE-MODEL-FORM.jsonl of caches and weights in other forms
 """
 
 from __future__ import annotations
@@ -17,9 +18,16 @@ from typing import Any
 
 from vllm_rocm.backends.families import ARCHITECTURES, family_of
 from vllm_rocm.chips import chip_of
+from vllm_triton.tried import NUMBERS
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "amd-kernels.md"
 MODELS = ("Qwen3-0.6B", "Qwen3-8B", "Qwen3-30B-A3B")
+FORMS_OF = "Qwen3-8B"
+"""Of which model caches and weights in other forms are compiled."""
+
+KERNELS = {"--kv-dtype": ("extend", "decode"), "--weights": ("few_rows", "widen")}
+"""Those that read such caches and weights."""
+
 STEPS, LIMIT_S = ("1x1", "64x1", "1x2048"), 900
 SPILLS = ("vector_spills", "scalar_spills", "scratch_bytes")
 Rows = list[dict[str, Any]]
@@ -30,7 +38,9 @@ Written by `python tools/amd_kernels.py`, with Triton {triton}. Nothing here was
 machine code, on a machine without a GPU, with the specialisations that a step's launches get. Steps are of {models}
 in bfloat16 with 4,096 tokens of context: `1x1` decodes one sequence, `64x1` 64 of them, `1x2048` is a prompt of 2,048
 tokens. The last model is a mixture: each token goes through 8 of 128 experts, chosen evenly, by whose weights `one_pair`,
-`one_token` and `grouped` multiply. `window, cap` is attention with a sliding window and a soft cap.
+`one_token` and `grouped` multiply. `window, cap` is attention with a sliding window and a soft cap. Last come the forms in 8
+bits and fewer that are offered on the architecture: attention over KV caches of codes, and products with packed weights, of
+{forms_of}.
 
 - **registers**: vector registers of a lane, accumulators included (CDNA: 512, RDNA: 256). **waves**: of a SIMD, as many as its
   registers hold. **LDS** of one program; **programs**: that fit on a unit (a compute unit of CDNA, two of RDNA) at a time.
@@ -41,18 +51,39 @@ tokens. The last model is a mixture: each token goes through 8 of 128 experts, c
 """
 
 
-def rows_of(architecture: str, model: str, folder: Path | None) -> Rows:
+def rows_of(architecture: str, model: str, folder: Path | None, *form: str) -> Rows:
     """Lines of the compiler's report. Raises CalledProcessError where it fails."""
     if folder is not None:
-        text = (folder / f"{architecture}-{model}.jsonl").read_text("utf-8")
+        text = (folder / f"{'-'.join((architecture, model, *form[1:]))}.jsonl").read_text("utf-8")
     else:
         steps = [argument for step in STEPS for argument in ("--step", step)]
-        command = [sys.executable, "-W", "ignore", "-m", "vllm_rocm.machine_code", architecture, "--model", model, *steps]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "vllm_rocm.machine_code",
+            architecture,
+            "--model",
+            model,
+            *form,
+            *steps,
+        ]
         text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
     return [json.loads(line) for line in text.splitlines()]
 
 
-def chapter(architecture: str, by_model: dict[str, Rows]) -> Iterator[str]:
+def forms_of(architecture: str) -> list[tuple[str, str]]:
+    """Options of the compiler's report for the forms that are offered on an architecture beside those of the model."""
+    family = family_of(architecture)
+    assert family is not None
+    # "fp8" is another name of "fp8_e4m3".
+    codes = sorted(family.tried.kv_dtypes - NUMBERS - {"fp8"})
+    packed = sorted(family.tried.formats - {"plain"})
+    return [*(("--kv-dtype", name) for name in codes), *(("--weights", name) for name in packed)]
+
+
+def chapter(architecture: str, by_model: dict[str, Rows], by_form: dict[tuple[str, str], Rows]) -> Iterator[str]:
     """One architecture."""
     family, chip = family_of(architecture), chip_of(architecture)
     assert family is not None
@@ -63,6 +94,11 @@ def chapter(architecture: str, by_model: dict[str, Rows]) -> Iterator[str]:
     )
     for model, rows in by_model.items():
         yield from _tables(model, rows, family.lds_bytes)
+    for (option, name), rows in by_form.items():
+        what = "KV cache" if option == "--kv-dtype" else "weights"
+        # The output projection is not packed.
+        mine = [row for row in rows if row.get("kernel") in KERNELS[option] and row not in by_model[FORMS_OF]]
+        yield from _tables(f"{FORMS_OF}, {what} in {name}", mine, family.lds_bytes)
 
 
 def _tables(model: str, rows: Rows, lds_bytes: int) -> Iterator[str]:
@@ -95,9 +131,11 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="folder", type=Path, metavar="FOLDER")
     options = parser.parse_args(arguments)
-    lines = [INTRODUCTION.format(triton=metadata.version("triton"), models=", ".join(MODELS))]
+    lines = [INTRODUCTION.format(triton=metadata.version("triton"), models=", ".join(MODELS), forms_of=FORMS_OF)]
     for architecture in ARCHITECTURES:
-        lines += chapter(architecture, {model: rows_of(architecture, model, options.folder) for model in MODELS})
+        by_model = {model: rows_of(architecture, model, options.folder) for model in MODELS}
+        by_form = {form: rows_of(architecture, FORMS_OF, options.folder, *form) for form in forms_of(architecture)}
+        lines += chapter(architecture, by_model, by_form)
     PATH.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 

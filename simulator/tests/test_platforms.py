@@ -88,6 +88,15 @@ def test_two_layers_on_interpreted_kernels_give_the_tokens_of_the_host(platform,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("codes", ["int8", "fp8"])
+def test_two_layers_over_codes_on_interpreted_kernels_give_the_tokens_of_the_references(platform, small, codes):
+    options = (*SMALL, "dtype=float32", f"kv_cache_dtype={codes}")
+    found = found_in_child(platform.machine(interpret=True), platform.name, small, "2", *options)
+    assert found["served"]["paged_attention"].startswith(f"kernel {platform.distribution}")
+    assert found["tokens"] == found_in_child(platform.machine(), platform.name, small, "2", *options, REFERENCES)["tokens"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
 def test_experts_on_interpreted_kernels_give_the_tokens_of_the_host(platform, name, tmp_path):
     models, log = pytest.importorskip("vllm_conformance.cases.runs.models"), tmp_path / "log.json"
@@ -115,12 +124,12 @@ def test_a_lost_device_is_said(platform, small):
 
 def test_what_no_kernel_takes_is_refused_by_name(platform, small):
     """A KV dtype, then a block size."""
-    ours = f'provider={{"paged_attention": "{platform.distribution}"}}'
-    wrong = (*SMALL, REFERENCES, "kv_cache_dtype=fp8", "--", *SMALL, ours, "block_size=24")
-    done = in_child(platform.machine(), platform.name, small, "4", *wrong)
+    ours, theirs = (f'provider={{"paged_attention": "{name}"}}' for name in (platform.distribution, platform.vendor))
+    wrong = (*SMALL, theirs, "dtype=bfloat16", "kv_cache_dtype=fp8", "--", *SMALL, ours, "block_size=24")
+    done = in_child(platform.equipped(), platform.name, small, "4", *wrong)
     assert done.returncode == 1, done.stderr[-2000:]
     dtype, size = (json.loads(line)["error"] for line in done.stdout.splitlines())
-    assert "fp8" in dtype
+    assert "kv dtype: wanted fp8" in dtype
     assert "24" in size
 
 

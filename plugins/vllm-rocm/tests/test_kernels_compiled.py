@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -14,6 +15,7 @@ from vllm_rocm.backends import families
 LIMIT_S = 600
 STEPS = ("1x1", "64x1", "1x2048")
 MATRIX_KERNELS = {"extend", "decode", "few_rows"}
+CODES = ("int8", "fp8_e4m3", "fp8_e5m2")
 SOON = ("gfx942", "gfx1100")
 ARCHITECTURES = [
     *SOON,
@@ -24,9 +26,9 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 
 
 @cache
-def compiled(architecture: str, model: str = "Qwen3-0.6B") -> list[dict]:
+def compiled(architecture: str, model: str = "Qwen3-0.6B", *options: str) -> list[dict]:
     """In a process of its own: a compiler that meets what it does not know may abort."""
-    command = [sys.executable, "-W", "ignore", "-m", "vllm_rocm.machine_code", architecture, "--model", model]
+    command = [sys.executable, "-W", "ignore", "-m", "vllm_rocm.machine_code", architecture, "--model", model, *options]
     command += [argument for step in STEPS for argument in ("--step", step)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -81,6 +83,55 @@ def test_the_same_holds_for_experts(architecture):
     assert [row for row in rows if row["kernel"] == "grouped" and not row["matrix_instructions"]] == []
     assert {"grouped", "one_pair", "one_token"} <= {row["kernel"] for row in rows if row["floor_us"]}
     assert [row for row in rows if row["predicted_us"] > 2 * row["floor_us"] > 0] == []
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["int8", *(pytest.param(name, marks=pytest.mark.slow) for name in CODES[1:])])
+def test_attention_over_a_cache_of_codes_spills_nothing(architecture, dtype):
+    check_codes(architecture, "Qwen3-0.6B", dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", families.ARCHITECTURES)
+@pytest.mark.parametrize("dtype", CODES)
+def test_the_same_holds_of_codes_at_the_shapes_of_a_large_model(architecture, dtype):
+    check_codes(architecture, "Qwen3-8B", dtype)
+
+
+def check_codes(architecture: str, model: str, dtype: str) -> None:
+    rows, family = compiled(architecture, model, "--kv-dtype", dtype), families.family_of(architecture)
+    attention = [row for row in rows if row["kernel"] in ("decode", "extend")]
+    assert {row["kernel"] for row in attention} == {"decode", "extend"}
+    assert [row for row in rows if row["lds_bytes"] > family.lds_bytes] == []
+    assert [row for row in attention if row["vector_registers"] > family.registers] == []
+    assert spilled(rows) == []
+    assert [row for row in attention if not row["matrix_instructions"]] == []
+    assert [row for row in attention if row["predicted_us"] > 2 * row["floor_us"] > 0] == []
+
+
+def packed(architectures: Iterable[str]) -> list[tuple[str, str]]:
+    """Each architecture with each format that is offered there; fp8_tensor has the kernels of fp8_channel."""
+    families_of = [(name, families.family_of(name)) for name in architectures]
+    return [(name, form) for name, family in families_of for form in sorted(family.tried.formats - {"plain", "fp8_tensor"})]
+
+
+@pytest.mark.parametrize("architecture", SOON)
+def test_products_with_packed_weights_spill_nothing(architecture):
+    check_packed(architecture, "Qwen3-0.6B", "q4_0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "weights"), packed(families.ARCHITECTURES))
+def test_the_same_holds_of_every_format_at_the_shapes_of_a_large_model(architecture, weights):
+    check_packed(architecture, "Qwen3-8B", weights)
+
+
+def check_packed(architecture: str, model: str, weights: str) -> None:
+    rows, family = compiled(architecture, model, "--weights", weights), families.family_of(architecture)
+    assert {"few_rows", "widen"} <= {row["kernel"] for row in rows}
+    assert [row for row in rows if row["lds_bytes"] > family.lds_bytes] == []
+    assert spilled(rows) == []
+    assert [row for row in rows if row["kernel"] == "few_rows" and not row["matrix_instructions"]] == []
 
 
 @pytest.mark.parametrize(

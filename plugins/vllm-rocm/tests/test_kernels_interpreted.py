@@ -23,6 +23,10 @@ def test_products_in_tiles_of_the_architectures_are_those_of_the_reference():
     check(ONE_FAMILY_EACH, f"{PRODUCTS}:one_token,block_edges,mixed")
 
 
+def test_attention_over_codes_in_tiles_of_the_architectures_is_that_of_the_reference():
+    check(ONE_FAMILY_EACH, f"{ATTENTION}:mixed/kv_int8,mixed/kv_fp8")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("op", [PRODUCTS, ATTENTION])
 @pytest.mark.parametrize("architecture", families.ARCHITECTURES)

@@ -11,6 +11,7 @@ from vllm_rocm import platform, plugin
 from vllm_rocm.backends import aiter, families
 from vllm_rocm.backends.offers import PROVIDER, offers
 from vllm_triton import tuning
+from vllm_triton.offers import LINEAR_FORMATS
 
 
 def attention_site(**changes) -> CallSite:
@@ -52,11 +53,51 @@ def test_aiter_rejects_what_its_kernels_do_not_read(make_facts, changes):
     assert isinstance(attention(make_facts(aiter="0.1.7"), aiter.PROVIDER).judge(attention_site(**changes), "gfx942"), Rejected)
 
 
-@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3", "int8"])
-def test_caches_of_8_bits_are_rejected_as_the_manifest_says(make_facts, dtype):
-    for one in offers(make_facts()):
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3", "fp8_e5m2", "int8"])
+@pytest.mark.parametrize("architecture", families.ARCHITECTURES)
+def test_caches_of_8_bits_are_served_as_the_manifest_says_but_by_aiter(make_facts, architecture, dtype):
+    for one in offers(make_facts(architecture, aiter="0.1.7")):
         if "paged_attention" in one.ops:
-            assert isinstance(one.judge(attention_site(kv_dtype=dtype), "gfx942"), Rejected)
+            size = 64 if one.block_sizes is None or 64 in one.block_sizes else 16
+            verdict = one.judge(attention_site(kv_dtype=dtype, tokens_per_block=size), architecture)
+            assert isinstance(verdict, Rejected if one.provider == aiter.PROVIDER else Accepted)
+
+
+def test_blocks_whose_codes_spill_registers_are_rejected(make_facts):
+    scattered = attention(make_facts(), f"{PROVIDER}-gather")
+    small = attention_site(tokens_per_block=8)
+    assert isinstance(scattered.judge(small, "gfx942"), Accepted)
+    verdict = scattered.judge(replace(small, kv_dtype="int8"), "gfx942")
+    assert isinstance(verdict, Rejected)
+    assert (verdict.need, verdict.wanted) == ("block size over a cache in int8", "8")
+
+
+@pytest.mark.parametrize(("architecture", "outcome"), [("gfx942", Accepted), ("gfx1100", Rejected), ("gfx1201", Rejected)])
+def test_codes_for_a_model_in_float32_are_rejected_where_registers_are_few(make_facts, architecture, outcome):
+    site = attention_site(dtype="float32", kv_dtype="fp8")
+    assert isinstance(attention(make_facts(architecture), PROVIDER).judge(site, architecture), outcome)
+
+
+def test_heads_whose_codes_spill_registers_are_rejected_where_they_do(make_facts):
+    wide = attention_site(kv_dtype="int8", head_size=256)
+    assert isinstance(attention(make_facts("gfx942"), PROVIDER).judge(wide, "gfx942"), Accepted)
+    rdna3 = attention(make_facts("gfx1100"), PROVIDER)
+    verdict = rdna3.judge(wide, "gfx1100")
+    assert isinstance(verdict, Rejected)
+    assert (verdict.need, verdict.wanted) == ("head size over a cache in int8", "256")
+    assert isinstance(rdna3.judge(replace(wide, kv_dtype="bfloat16"), "gfx1100"), Accepted)
+
+
+@pytest.mark.parametrize("op", ["linear", "moe"])
+@pytest.mark.parametrize(("architecture", "left_out"), [("gfx942", {"int4_group", "q8_0", "q4_0"}), ("gfx1100", set())])
+def test_packed_weights_are_read_where_that_neither_spills_nor_is_slow(make_facts, architecture, left_out, op):
+    found = [one for one in offers(make_facts(architecture)) if op in one.ops and "bfloat16" in one.dtypes]
+    assert [set(LINEAR_FORMATS - one.formats) for one in found] == [left_out]
+
+
+def test_models_in_float32_get_weights_as_they_are_on_rdna(make_facts):
+    found = [one for one in offers(make_facts("gfx1201")) if "linear" in one.ops and "float32" in one.dtypes]
+    assert [one.formats for one in found] == [{"plain"}]
 
 
 def test_every_entry_has_the_arguments_of_its_schema(make_facts):

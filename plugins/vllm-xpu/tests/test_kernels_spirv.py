@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -26,9 +27,9 @@ pytestmark = [
 
 
 @cache
-def compiled(architecture: str, model: str = "Qwen3-0.6B") -> list[dict]:
+def compiled(architecture: str, model: str = "Qwen3-0.6B", *options: str) -> list[dict]:
     """In a process of its own: a compiler that meets what it does not know may abort."""
-    command = [sys.executable, "-W", "ignore", "-m", "vllm_xpu.machine_code", architecture, "--model", model]
+    command = [sys.executable, "-W", "ignore", "-m", "vllm_xpu.machine_code", architecture, "--model", model, *options]
     command += [argument for step in STEPS for argument in ("--step", step)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -48,6 +49,23 @@ def test_products_use_dpas_where_the_compiler_knows_it(architecture):
     """On dg2 this release of the compiler gives products to the vector engines."""
     rows = [row for row in compiled(architecture) if row["kernel"] in PRODUCTS]
     assert [row for row in rows if not row["matrix_ops"]] == []
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8_e4m3", "fp8_e5m2"])
+def test_attention_over_a_cache_of_codes_takes_dpas_and_as_little_shared_local_memory(dtype):
+    rows = compiled("pvc", "Qwen2.5-0.5B", "--kv-dtype", dtype)
+    attention = [row for row in rows if row["kernel"] == "decode"]
+    assert attention
+    assert [row for row in attention if not row["matrix_ops"]] == []
+    assert [row for row in rows if row["slm_bytes"] > family_of("pvc").slm_bytes] == []
+
+
+@pytest.mark.skipif(shutil.which("ocloc") is None, reason="Intel's offline compiler is not installed here")
+@pytest.mark.parametrize("dtype", ["int8", "fp8_e4m3", "fp8_e5m2"])
+def test_attention_over_a_cache_of_codes_spills_nothing(dtype):
+    rows = compiled("pvc", "Qwen2.5-0.5B", "--kv-dtype", dtype, "--step", "1x2048", "--ocloc")
+    spills = {row["kernel"]: row["spills"] for row in rows if row["kernel"] in ("decode", "extend", "qk_norm_rope_kv_write")}
+    assert spills == {"decode": 0, "extend": 0, "qk_norm_rope_kv_write": 0}
 
 
 @pytest.mark.parametrize("architecture", ["pvc", "dg2", "bmg"])

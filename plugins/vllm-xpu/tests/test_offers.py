@@ -54,11 +54,30 @@ def test_xpu_kernels_rejects_what_its_kernels_do_not_read(make_facts, changes):
     )
 
 
-@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3", "int8"])
-def test_caches_of_8_bits_are_rejected_as_the_manifest_says(make_facts, dtype):
-    for one in offers(make_facts()):
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3", "fp8_e5m2", "int8"])
+def test_caches_of_8_bits_are_served_as_the_manifest_says_but_by_xpu_kernels(make_facts, dtype):
+    for one in offers(make_facts(xpu_kernels="0.1.16")):
         if "paged_attention" in one.ops:
-            assert isinstance(one.judge(attention_site(kv_dtype=dtype), "pvc"), Rejected)
+            size = 64 if one.block_sizes is None or 64 in one.block_sizes else 16
+            site = attention_site(kv_dtype=dtype, head_size=64, tokens_per_block=size)
+            assert isinstance(one.judge(site, "pvc"), Rejected if one.provider == xpu_kernels.PROVIDER else Accepted)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "size", "need", "why"),
+    [
+        ("pvc", 128, "head size over a cache in int8", "registers spill"),
+        ("dg2", 64, "kv dtype", "a prompt's attention spill"),
+        ("bmg", 64, "kv dtype", "no compiler that tells"),
+        ("lnl", 64, "kv dtype", "no compiler that tells"),
+    ],
+)
+def test_other_caches_of_8_bits_are_rejected_with_the_reason(make_facts, architecture, size, need, why):
+    site = attention_site(kv_dtype="int8", head_size=size)
+    verdict = attention(make_facts(architecture), PROVIDER).judge(site, architecture)
+    assert isinstance(verdict, Rejected)
+    assert verdict.need == need
+    assert why in verdict.supported
 
 
 def test_every_entry_has_the_arguments_of_its_schema(make_facts):

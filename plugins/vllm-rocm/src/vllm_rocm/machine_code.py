@@ -1,7 +1,8 @@
 """What the compiler makes of the kernels on an AMD chip that need not be here: registers, spills, LDS, matrix instructions.
 
 ``python -m vllm_rocm.machine_code gfx942 --model Qwen3-0.6B --step 1x1 --step 4x32`` prints a line of JSON for each
-specialisation that such steps launch, and for each whole step its predicted time. Needs Triton with its AMD backend, no GPU.
+specialisation that such steps launch, and for each whole step its predicted time; ``--kv-dtype int8`` over a cache of that
+dtype, ``--weights int4_group`` with matrices in that format. Needs Triton with its AMD backend, no GPU.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from dataclasses import asdict, dataclass, replace
 
 from triton.backends.compiler import GPUTarget
 
+from vllm_core.api import PLAIN
 from vllm_rocm.backends.families import ARCHITECTURES, Family, family_of
 from vllm_rocm.chips import chip_of
 from vllm_triton import roofline, tuning
+from vllm_triton.offers import ITEM_BYTES, LINEAR_FORMATS
 from vllm_triton.offline import Compiled, Launch, OfflineDriver, compiled
 from vllm_triton.workload import MODELS, Model, Step, launch_layer, launch_step
 
@@ -159,6 +162,8 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("architecture", choices=ARCHITECTURES)
     parser.add_argument("--model", choices=sorted(MODELS), default="Qwen3-0.6B")
     parser.add_argument("--step", action="append", required=True, metavar="ROWSxQUERIES")
+    parser.add_argument("--kv-dtype", choices=ITEM_BYTES, default="bfloat16")
+    parser.add_argument("--weights", choices=sorted(LINEAR_FORMATS), default=PLAIN)
     return parser.parse_args(arguments)
 
 
@@ -166,7 +171,8 @@ def main(arguments: list[str]) -> None:
     """Print a line of JSON a specialisation."""
     options = options_of(arguments)
     sizes = [tuple(map(int, one.split("x"))) for one in options.step]
-    steps = [Step(rows=rows, queries=queries, context=max(CONTEXT, queries)) for rows, queries in sizes]
+    forms = {"kv_dtype": options.kv_dtype, "weights": options.weights}
+    steps = [Step(rows=rows, queries=queries, context=max(CONTEXT, queries), **forms) for rows, queries in sizes]
     done = compile_steps(options.architecture, MODELS[options.model], steps)
     rows = [*map(asdict, done.resources), *map(asdict, done.steps)]
     sys.stdout.write("".join(json.dumps(row) + "\n" for row in rows))

@@ -20,10 +20,9 @@ def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatc
 def start(device: DeviceFacts) -> None:
     """Choose the kernels' block sizes for the device."""
     from vllm_rocm.backends.families import family_of
-    from vllm_triton import tried
     from vllm_triton.tuning import use
 
     family = family_of(device.architecture)
     assert family is not None, "nothing is offered for other architectures"
-    tuning = replace(family.tuning, kv_dtypes=tried.KV_DTYPES)
+    tuning = replace(family.tuning, tried=family.tried)
     use(tuning, int(device.properties.get("multiprocessors", "1")))

@@ -32,13 +32,18 @@ STATEMENT = (
     "architectures; the algorithm is verified in the interpreter; never executed on AMD hardware"
 )
 
+CODES = Partial(
+    "beyond that registers spill",
+    cases=("blocks of 16 tokens or more", "on RDNA bfloat16 and float16", "on gfx1100 heads up to 128"),
+)
+
 CLAIMS: Mapping[str, Support] = MappingProxyType(
     {
         "dtype.float32": Full(),
         "dtype.bfloat16": Full(),
         "dtype.float16": Full(),
-        "kv_dtype.fp8": NotImplementedYet("attention reads the KV cache in the model's dtype"),
-        "kv_dtype.int8": NotImplementedYet("attention reads the KV cache in the model's dtype"),
+        "kv_dtype.fp8": CODES,
+        "kv_dtype.int8": CODES,
         "attention.decoder": Full(),
         "attention.sliding_window": Full(),
         "attention.soft_cap": Full(),
@@ -52,7 +57,10 @@ CLAIMS: Mapping[str, Support] = MappingProxyType(
         "async_scheduling": Full(),
         "graphs": Full(),
         "sleep": NotImplementedYet("pools are not brought back yet"),
-        "quantization.weight_only": NotImplementedYet("no kernel reads packed weights yet"),
+        "quantization.weight_only": Partial(
+            "registers spill on CDNA in int4_group, and on RDNA for models in float32",
+            cases=("int8_channel", "fp8", "q8_0, q4_0 and int4_group on RDNA"),
+        ),
         "parallel.tensor": Partial("written, and never run on two devices", cases=("one host",)),
         "peer_copy": NotImplementedYet("no peer copies yet"),
     }

@@ -140,11 +140,15 @@ def _one_row(values: dict[str, Any], programs: int) -> tuple[Work, Tiling]:
 
 
 def _few_rows(values: dict[str, Any], programs: int) -> tuple[Work, Tiling]:
-    weight: Shape = values["weight"]
-    count, elements = values["T"], weight.num_bytes // weight.item_bytes
-    tiles = 2 if values["EPILOGUE"] == 2 else 1
-    read = weight.num_bytes + 2 * count * (values["K"] + values["N"])
-    stage = (values["BLOCK_N"] * tiles + min(count, values["BLOCK_M"])) * values["BLOCK_K"] * weight.item_bytes
+    weight, x = values["weight"], values["x"]
+    count, tiles = values["T"], 2 if values["EPILOGUE"] == 2 else 1
+    elements = tiles * values["N"] * values["K"]
+    # Weights that are codes have scales beside them, and take their inputs in units.
+    scales = values["scale"].num_bytes if "UNIT" in values else 0
+    step = values["UNIT"] if "UNIT" in values else values["BLOCK_K"]
+    read = weight.num_bytes + scales + x.item_bytes * count * (values["K"] + values["N"])
+    inputs = min(count, values["BLOCK_M"]) * x.item_bytes
+    stage = step * (values["BLOCK_N"] * tiles * weight.num_bytes // elements + inputs)
     work = Work(read, 2 * count * elements)
     return work, Tiling(programs, stage * max(1, values["STAGES"] - 1), 2 * values["BLOCK_M"] * elements)
 
@@ -171,12 +175,19 @@ def _grouped(values: dict[str, Any]) -> tuple[Work, Tiling]:
     return Work(read, 2 * pairs * rows * columns), Tiling(programs, stage * max(1, values["STAGES"] - 1), issued)
 
 
+def _key_bytes(values: dict[str, Any], size: int) -> int:
+    """Of a token's key of one head in the cache, with its scale where there is one."""
+    scales: Shape = values["scales"]
+    cache: Shape = values["cache"]
+    return size * cache.item_bytes + (0 if scales == cache else scales.item_bytes)
+
+
 def _decode(values: dict[str, Any], programs: int, context: int) -> tuple[Work, Tiling]:
     q: Shape = values["q"]
     rows, heads, size = q.sizes
-    kv_heads, item = values["HK"], q.item_bytes
-    work = Work(2 * rows * context * kv_heads * size * item, 4 * rows * context * heads * size)
-    stage = 2 * values["BLOCK_N"] * size * item
+    kv_heads, key_bytes = values["HK"], _key_bytes(values, size)
+    work = Work(2 * rows * context * kv_heads * key_bytes, 4 * rows * context * heads * size)
+    stage = 2 * values["BLOCK_N"] * key_bytes
     issued = 4 * rows * context * kv_heads * values["GP"] * values["BLOCK_D"]
     return work, Tiling(programs, stage * max(1, values["STAGES"] - 1), issued)
 
@@ -184,7 +195,7 @@ def _decode(values: dict[str, Any], programs: int, context: int) -> tuple[Work, 
 def _extend(values: dict[str, Any], programs: int, context: int, tokens: int) -> tuple[Work, Tiling]:
     q: Shape = values["q"]
     _, heads, size = q.sizes
-    kv_heads, item = values["HK"], q.item_bytes
+    kv_heads, key_bytes = values["HK"], _key_bytes(values, size)
     rows = values["num_rows"]
     queries = tokens // rows
     # A query at the end of a row sees all of the context, the first of them what was there before.
@@ -194,8 +205,8 @@ def _extend(values: dict[str, Any], programs: int, context: int, tokens: int) ->
     # Keys are whole tiles: half a tile of queries and one of keys too many.
     tile_queries = values["BLOCK_M"] // values["GP"]
     masked = (seen + (tile_queries + values["BLOCK_N"]) / 2) / seen
-    work = Work(2 * rows * context * kv_heads * size * item + 2 * tokens * heads * size * item, useful)
-    stage = 2 * values["BLOCK_N"] * size * item * max(1, values["STAGES"])
+    work = Work(2 * rows * context * kv_heads * key_bytes + 2 * tokens * heads * size * q.item_bytes, useful)
+    stage = 2 * values["BLOCK_N"] * key_bytes * max(1, values["STAGES"])
     # Of the programs some find no tile and end at once.
     tiles = rows * -(-queries // tile_queries) * kv_heads
     return work, Tiling(min(programs, tiles), stage, int(useful * padding * masked))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from vllm_triton.tried import ALL, Tried
+
 Options = tuple[tuple[str, int | str], ...]
 """Launch options that only some compilers know, such as the size of their matrix instructions, by name."""
 
@@ -38,6 +40,16 @@ class Decode:
     waves: int
     stages_of_many: int = 0
     options: Options = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Attention over a KV cache of codes (`kernels.codec`), whose numbers take registers beside them; wide: heads above 128."""
+
+    extend: Extend
+    extend_wide: Extend
+    decode: Decode
+    decode_wide: Decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +119,10 @@ class Tuning:
     fp8: bool = False
     """Whether the compiler converts float8e4nv itself."""
     quantised: Quantised = Quantised(32, 2)
-    kv_dtypes: frozenset[str] | None = None
-    """Dtypes of the KV cache that the platform has tried; None: all that kernels read."""
+    codes: Codes | None = None
+    """Over a KV cache of codes; None: as over numbers."""
+    tried: Tried = ALL
+    """What the platform has tried: kernels refuse the rest, too."""
 
     @property
     def dependent(self) -> dict[str, bool]:

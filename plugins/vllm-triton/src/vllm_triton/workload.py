@@ -11,9 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_core.api import BatchState, StepInputs
+from vllm_core.api import FORMATS, BatchState, QuantTensor, StepInputs, Weight
 from vllm_core.api import batch as layout
-from vllm_triton.ops import attention, batch, cache, elementwise, experts, linear, norm, sampling
+from vllm_triton.offers import block_bytes_of
+from vllm_triton.ops import attention, batch, cache, elementwise, experts, linear, norm, quant, sampling
+
+GROUP = 128
+"""Inputs of a group of a four-bit weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,17 @@ class Model:
 
 
 # From the configurations that their makers publish.
+NARROW = Model(
+    name="Qwen2.5-0.5B",
+    layers=24,
+    hidden=896,
+    inner=4864,
+    heads=14,
+    kv_heads=2,
+    head_size=64,
+    vocabulary=151936,
+    tied=True,
+)
 SMALL = Model(
     name="Qwen3-0.6B",
     layers=28,
@@ -69,18 +84,23 @@ SPARSE = Model(
     experts=128,
     chosen=8,
 )
-MODELS = {model.name: model for model in (SMALL, LARGE, SPARSE)}
+MODELS = {model.name: model for model in (NARROW, SMALL, LARGE, SPARSE)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """``rows`` sequences with ``queries`` new tokens each, ``context`` tokens long."""
+    """``rows`` sequences with ``queries`` new tokens each, ``context`` tokens long.
+
+    ``kv_dtype`` is that of the KV cache, where it is not ``dtype``; ``weights`` the format of the layers' matrices.
+    """
 
     rows: int
     queries: int
     context: int
     dtype: torch.dtype = torch.bfloat16
     tokens_per_block: int = 64
+    kv_dtype: str = ""
+    weights: str = "plain"
 
     @property
     def tokens(self) -> int:
@@ -115,43 +135,73 @@ def launch_layer(model: Model, step: Step, *, window: int = 0, soft_cap: float =
     hidden, residual = torch.zeros(tokens, model.hidden, dtype=kind), torch.zeros(tokens, model.hidden, dtype=kind)
     qkv = torch.zeros(tokens, heads + 2 * kv_heads, size, dtype=kind)
     q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-    item = qkv.element_size()
-    memory = torch.zeros(2, 2 * step.tokens_per_block * kv_heads * size * item, dtype=torch.uint8)
-    name = str(kind).removeprefix("torch.")
+    name = step.kv_dtype or str(kind).removeprefix("torch.")
+    memory = torch.zeros(2, block_bytes_of(kv_heads, size, name, step.tokens_per_block), dtype=torch.uint8)
     kv = cache.kv_bind(memory, kv_heads, size, name, step.tokens_per_block)
     ones, table = torch.ones(size), torch.zeros(step.context + 1, 2, size // 2)
     (mapping,), (blocks,) = inputs.slot_mapping, inputs.block_tables
     few = tokens <= linear.FEW and kind != torch.float32
     if few:
-        _products_before(model, qkv, hidden, residual)
+        _products_before(model, step, qkv, hidden, residual)
+    elif step.weights != "plain":
+        _widen(model, step)
     norm.add_rms_norm(hidden, residual, hidden, torch.ones(model.hidden), 1e-6)
     cache.qk_norm_rope_kv_write(q, k, v, ones, ones, 1e-6, inputs.positions, table, False, kv, mapping)
     out = torch.zeros(tokens, heads, size, dtype=kind)
     bounds = (inputs.query_start, inputs.seq_lens, blocks, step.queries, step.context, size**-0.5)
     attention.paged_attention(out, q, kv, *bounds, window, soft_cap)
     if few:
-        _output(model, out, hidden, residual)
+        _output(model, step, out, hidden, residual)
     if model.experts:
-        launch_experts(model, hidden)
+        launch_experts(model, hidden, step.weights)
     elif few:
-        _mlp(model, hidden, residual)
+        _mlp(model, step, hidden, residual)
     else:
         wide = torch.zeros(tokens, 2 * model.inner, dtype=kind)
         elementwise.gated_activation(torch.zeros(tokens, model.inner, dtype=kind), wide, "silu")
 
 
-def _products_before(model: Model, qkv: Tensor, hidden: Tensor, residual: Tensor) -> None:
-    weight = linear.linear_pack(torch.empty(qkv[0].numel(), model.hidden, dtype=qkv.dtype), None, ())
+def weight_of(rows: int, columns: int, dtype: torch.dtype, form: str) -> Weight:
+    """A matrix [rows, columns] whose numbers do not matter. Raises KeyError for a format that `FORMATS` does not have."""
+    shape = (rows, columns)
+    if form == "plain":
+        return torch.empty(shape, dtype=dtype)
+    if FORMATS[form].block_bytes:
+        row_bytes = columns // FORMATS[form].block * FORMATS[form].block_bytes
+        return QuantTensor(form, shape, torch.empty(rows, row_bytes, dtype=torch.uint8))
+    if form == "int4_group":
+        groups = (rows, columns // GROUP)
+        data = torch.empty(rows, columns // 2, dtype=torch.uint8)
+        return QuantTensor(form, shape, data, torch.empty(groups), torch.empty(groups, dtype=torch.uint8))
+    if form == "int8_channel":
+        return QuantTensor(form, shape, torch.empty(shape, dtype=torch.int8), torch.empty(rows))
+    scales = {"fp8_tensor": (1,), "fp8_channel": (rows,), "fp8_block128": (-(-rows // 128), -(-columns // 128))}[form]
+    return QuantTensor(form, shape, torch.empty(shape, dtype=torch.float8_e4m3fn), torch.empty(scales))
+
+
+def _packed(rows: int, columns: int, step: Step) -> linear.Packed | quant.QuantPacked:
+    return linear.linear_pack(weight_of(rows, columns, step.dtype, step.weights), None, ())
+
+
+def _widen(model: Model, step: Step) -> None:
+    """What is left of products with quantised weights where a library does them: one weight is like another."""
+    packed = _packed(model.hidden, model.heads * model.head_size, step)
+    assert isinstance(packed, quant.QuantPacked), "asked of quantised weights"
+    quant.widened(packed, step.dtype)
+
+
+def _products_before(model: Model, step: Step, qkv: Tensor, hidden: Tensor, residual: Tensor) -> None:
+    weight = _packed(qkv[0].numel(), model.hidden, step)
     linear.rms_norm_linear(qkv.view(len(qkv), -1), hidden, residual, torch.ones(model.hidden), 1e-6, weight)
 
 
-def launch_experts(model: Model, hidden: Tensor) -> None:
+def launch_experts(model: Model, hidden: Tensor, form: str = "plain") -> None:
     """Routing of ``hidden`` [T,H], and the experts' MLPs."""
     count, kind, size = len(hidden), hidden.dtype, model.experts
-    pairs, matrix = count * model.chosen, model.hidden * model.inner
-    # Nothing reads the weights: they take no memory until something does.
-    gate_up = torch.empty(2 * size * matrix, dtype=kind).view(-1, model.hidden)
-    down = torch.empty(size * matrix, dtype=kind).view(-1, model.inner)
+    pairs = count * model.chosen
+    # Nothing reads plain weights: they take no memory until something does.
+    gate_up = weight_of(2 * size * model.inner, model.hidden, kind, form)
+    down = weight_of(size * model.hidden, model.inner, kind, form)
     packed = experts.moe_pack(gate_up, down, size, ())
     chosen, weights = torch.zeros(count, model.chosen, dtype=torch.int32), torch.zeros(count, model.chosen)
     experts.moe_route(chosen, weights, torch.zeros(count, size), True)
@@ -160,16 +210,15 @@ def launch_experts(model: Model, hidden: Tensor) -> None:
     experts.moe(torch.empty_like(hidden), wide, narrow, parts, index, hidden, chosen, weights, packed, "silu")
 
 
-def _output(model: Model, out: Tensor, hidden: Tensor, residual: Tensor) -> None:
+def _output(model: Model, step: Step, out: Tensor, hidden: Tensor, residual: Tensor) -> None:
     flat = out.view(len(out), -1)
-    output = linear.linear_pack(torch.empty(model.hidden, flat.shape[1], dtype=out.dtype), None, ())
-    linear.linear_add(residual, hidden, flat, output)
+    linear.linear_add(residual, hidden, flat, _packed(model.hidden, flat.shape[1], step))
 
 
-def _mlp(model: Model, hidden: Tensor, residual: Tensor) -> None:
+def _mlp(model: Model, step: Step, hidden: Tensor, residual: Tensor) -> None:
     kind, count, ones = hidden.dtype, len(hidden), torch.ones(model.hidden)
-    down = linear.linear_pack(torch.empty(model.hidden, model.inner, dtype=kind), None, ())
-    gate_up = linear.linear_pack(torch.empty(2 * model.inner, model.hidden, dtype=kind), None, ())
+    down = _packed(model.hidden, model.inner, step)
+    gate_up = _packed(2 * model.inner, model.hidden, step)
     narrow, wide = torch.zeros(count, model.inner, dtype=kind), torch.zeros(count, 2 * model.inner, dtype=kind)
     linear.rms_norm_gated_linear(narrow, wide, hidden, residual, ones, 1e-6, gate_up, "silu")
     linear.linear_add(residual, hidden, narrow, down)

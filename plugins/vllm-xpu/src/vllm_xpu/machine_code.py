@@ -2,7 +2,8 @@
 
 ``python -m vllm_xpu.machine_code pvc --step 1x1 --step 64x1`` prints a line of JSON for each specialisation that such steps
 launch; ``--spirv FOLDER`` keeps the modules, ``--ocloc`` makes machine code of them as well, by Intel's offline compiler, and
-tells what spills. Needs Intel's Triton (on the index as triton-xpu), no GPU and no compiler of SYCL.
+tells what spills; ``--kv-dtype int8`` over a cache of that dtype, ``--weights int4_group`` with matrices in that format. Needs
+Intel's Triton (on the index as triton-xpu), no GPU and no compiler of SYCL.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any
 
 from triton.backends.compiler import GPUTarget
 
+from vllm_core.api import PLAIN
 from vllm_triton import roofline, tuning
+from vllm_triton.offers import ITEM_BYTES, LINEAR_FORMATS
 from vllm_triton.offline import Compiled, Launch, OfflineDriver, compiled
 from vllm_triton.workload import MODELS, Model, Step, launch_layer, launch_step
 from vllm_xpu.backends.families import FAMILIES, Family, family_of
@@ -177,11 +180,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("architecture", choices=TARGETS)
     parser.add_argument("--model", choices=sorted(MODELS), default="Qwen3-0.6B")
     parser.add_argument("--step", action="append", required=True, metavar="ROWSxQUERIES")
+    parser.add_argument("--kv-dtype", choices=ITEM_BYTES, default="bfloat16")
+    parser.add_argument("--weights", choices=sorted(LINEAR_FORMATS), default=PLAIN)
     parser.add_argument("--spirv", type=Path, metavar="FOLDER")
     parser.add_argument("--ocloc", action="store_true", help="machine code too, where ocloc is installed")
     options = parser.parse_args(arguments)
     sizes = [tuple(map(int, one.split("x"))) for one in options.step]
-    steps = [Step(rows=rows, queries=queries, context=max(CONTEXT, queries)) for rows, queries in sizes]
+    forms = {"kv_dtype": options.kv_dtype, "weights": options.weights}
+    steps = [Step(rows=rows, queries=queries, context=max(CONTEXT, queries), **forms) for rows, queries in sizes]
     for one in compile_steps(options.architecture, MODELS[options.model], steps, options.spirv, ocloc=options.ocloc):
         sys.stdout.write(json.dumps(asdict(one)) + "\n")
 

@@ -17,11 +17,10 @@ def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatc
 
 def start(device: DeviceFacts) -> None:
     """Choose the kernels' block sizes for the device."""
-    from vllm_triton import tried
     from vllm_triton.tuning import use
     from vllm_xpu.backends.families import family_of
 
     family = family_of(device.architecture)
     assert family is not None, "nothing is offered for other architectures"
-    tuning = replace(family.tuning, kv_dtypes=tried.KV_DTYPES)
+    tuning = replace(family.tuning, tried=family.tried)
     use(tuning, int(device.properties.get("multiprocessors", "1")))

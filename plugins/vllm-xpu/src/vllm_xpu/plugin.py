@@ -33,13 +33,18 @@ STATEMENT = (
     "Intel's CPU runtime; never executed on an Intel GPU"
 )
 
+CODES = Partial(
+    "registers spill with larger heads and on dg2, by Intel's offline compiler; for bmg and lnl none was at hand",
+    cases=("pvc, heads up to 64",),
+)
+
 CLAIMS: Mapping[str, Support] = MappingProxyType(
     {
         "dtype.float32": Full(),
         "dtype.bfloat16": Full(),
         "dtype.float16": Full(),
-        "kv_dtype.fp8": NotImplementedYet("attention reads the KV cache in the model's dtype"),
-        "kv_dtype.int8": NotImplementedYet("attention reads the KV cache in the model's dtype"),
+        "kv_dtype.fp8": CODES,
+        "kv_dtype.int8": CODES,
         "attention.decoder": Full(),
         "attention.sliding_window": Full(),
         "attention.soft_cap": Full(),
@@ -53,7 +58,7 @@ CLAIMS: Mapping[str, Support] = MappingProxyType(
         "async_scheduling": Full(),
         "graphs": Unsupported("torch.xpu has no graphs that this package was tried with"),
         "sleep": NotImplementedYet("pools are not brought back yet"),
-        "quantization.weight_only": NotImplementedYet("no kernel reads packed weights yet"),
+        "quantization.weight_only": NotImplementedYet("registers of products with packed weights spill"),
         "parallel.tensor": Partial("written, and never run on two devices", cases=("one host",)),
         "peer_copy": NotImplementedYet("no peer copies yet"),
     }

@@ -7,7 +7,7 @@ make LDS reads as wide as they go.
 
 from __future__ import annotations
 
-from vllm_triton.tuning import Decode, Extend, FewRows, Grouped, OneRow, Tuning
+from vllm_triton.tuning import Codes, Decode, Extend, FewRows, Grouped, OneRow, Quantised, Tuning
 
 MATRIX = (("matrix_instr_nonkdim", 16), ("kpack", 2), ("waves_per_eu", 2))
 
@@ -50,4 +50,11 @@ TUNING = Tuning(
     few_rows=few_rows,
     grouped=grouped,
     pdl=False,
+    quantised=Quantised(block_m=32, stages=1),
+    codes=Codes(
+        extend=Extend(block_m=64, block_n=32, warps=4, stages=1, options=MATRIX),
+        extend_wide=Extend(block_m=64, block_n=16, warps=8, stages=1, options=MATRIX),
+        decode=Decode(block_n=32, warps=4, stages=1, waves=4, options=MATRIX),
+        decode_wide=Decode(block_n=16, warps=4, stages=1, waves=4, options=MATRIX),
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vllm_rocm.backends import cdna3
-from vllm_triton.tuning import Decode, Extend, FewRows, Grouped
+from vllm_triton.tuning import Codes, Decode, Extend, FewRows, Grouped
 
 MATRIX = (("matrix_instr_nonkdim", 16), ("waves_per_eu", 2))
 
@@ -28,4 +28,10 @@ TUNING = replace(
     decode=Decode(block_n=64, warps=2, stages=2, waves=4, options=MATRIX),
     few_rows=few_rows,
     grouped=grouped,
+    codes=Codes(
+        extend=Extend(block_m=128, block_n=32, warps=8, stages=2, options=MATRIX),
+        extend_wide=Extend(block_m=64, block_n=16, warps=8, stages=2, options=MATRIX),
+        decode=Decode(block_n=32, warps=4, stages=2, waves=4, options=MATRIX),
+        decode_wide=Decode(block_n=16, warps=4, stages=2, waves=4, options=MATRIX),
+    ),
 )

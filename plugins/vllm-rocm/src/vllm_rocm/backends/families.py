@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from vllm_rocm.backends import cdna2, cdna3, cdna4, rdna3, rdna4
+from vllm_triton.offers import LINEAR_FORMATS
+from vllm_triton.tried import Tried
 from vllm_triton.tuning import Tuning
 
 Fp8 = Literal["fnuz", "ocp", "none"]
 """Which 8-bit floating point the matrix units take: AMD's own without a negative zero, or that of the OCP specification."""
+
+
+TRIED = Tried(smallest_block=16, formats=LINEAR_FORMATS - {"int4_group", "q8_0", "q4_0"})
+"""What compiles without spilled registers on CDNA (`vllm_rocm.machine_code`): groups of four bits take scalar ones too many.
+
+ggml's blocks of 32 do not, but a step of one row is predicted to be five to nine times slower with them than in bfloat16.
+"""
+
+TRIED_NARROW = Tried(smallest_block=16, dtypes=frozenset({"bfloat16", "float16"}))
+"""The same on RDNA, whose lanes have half as many, and float32 no matrix unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +31,7 @@ class Family:
     `wave_size` lanes of a wave; `lds_bytes` the most local data share of one workgroup, `unit_lds_bytes` that of a unit;
     `registers` the vector registers that a lane may name, accumulators included; `register_file` those of one SIMD by lane,
     which its waves divide; `max_waves` waves of a SIMD (AMD's instruction set architecture guides, and the hardware
-    specification tables of ROCm).
+    specification tables of ROCm). `tried`: which forms of caches and weights its compiler makes kernels of that spill nothing.
     """
 
     architectures: tuple[str, ...]
@@ -31,13 +43,16 @@ class Family:
     max_waves: int
     fp8: Fp8
     tuning: Tuning
+    tried: Tried = TRIED
 
 
 CDNA2 = Family(("gfx90a",), 64, 64 << 10, 64 << 10, 512, 512, 8, "none", cdna2.TUNING)
 CDNA3 = Family(("gfx942",), 64, 64 << 10, 64 << 10, 512, 512, 8, "fnuz", cdna3.TUNING)
 CDNA4 = Family(("gfx950",), 64, 160 << 10, 160 << 10, 512, 512, 8, "ocp", cdna4.TUNING)
-RDNA3 = Family(("gfx1100",), 32, 64 << 10, 128 << 10, 256, 1536, 16, "none", rdna3.TUNING)
-RDNA4 = Family(("gfx1201",), 32, 64 << 10, 128 << 10, 256, 1536, 16, "ocp", rdna4.TUNING)
+RDNA3 = Family(
+    ("gfx1100",), 32, 64 << 10, 128 << 10, 256, 1536, 16, "none", rdna3.TUNING, replace(TRIED_NARROW, largest_head=128)
+)
+RDNA4 = Family(("gfx1201",), 32, 64 << 10, 128 << 10, 256, 1536, 16, "ocp", rdna4.TUNING, TRIED_NARROW)
 
 FAMILIES = (CDNA2, CDNA3, CDNA4, RDNA3, RDNA4)
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)

@@ -17,4 +17,4 @@ def offers(device: DeviceFacts) -> Sequence[Offer]:
     family = family_of(device.architecture)
     if device.device_type != "hip" or family is None:
         return ()
-    return (*tried.offers(PROVIDER, family.architectures), *aiter.offers(device))
+    return (*tried.offers(PROVIDER, family.architectures, family.tried), *aiter.offers(device))

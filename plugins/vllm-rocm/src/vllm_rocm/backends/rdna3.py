@@ -7,7 +7,7 @@ of keys are 16 wide, and shared by eight waves.
 from __future__ import annotations
 
 from vllm_triton.portable import split_of
-from vllm_triton.tuning import Decode, Extend, FewRows, Grouped, OneRow, Tuning
+from vllm_triton.tuning import Codes, Decode, Extend, FewRows, Grouped, OneRow, Quantised, Tuning
 
 
 def one_row(rows: int, columns: int) -> OneRow:
@@ -37,4 +37,11 @@ TUNING = Tuning(
     few_rows=few_rows,
     grouped=grouped,
     pdl=False,
+    quantised=Quantised(block_m=32, stages=1),
+    codes=Codes(
+        extend=Extend(block_m=32, block_n=16, warps=8, stages=1),
+        extend_wide=Extend(block_m=16, block_n=16, warps=8, stages=1),
+        decode=Decode(block_n=32, warps=4, stages=1, waves=4),
+        decode_wide=Decode(block_n=16, warps=4, stages=1, waves=4),
+    ),
 )

@@ -27,6 +27,16 @@ def within(index, count):
 
 
 @triton.jit
+def capped(product, scale, soft_cap, CAP: tl.constexpr):
+    """Scaled and capped products, in log2 units."""
+    if CAP:
+        x = product * (scale / soft_cap)
+        return soft_cap * (2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0) * LOG2E
+    else:
+        return product * (scale * LOG2E)
+
+
+@triton.jit
 def scores(
     q, k, k_scale, position, keys, scale, soft_cap, window, CAP: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr,
     KIND: tl.constexpr
@@ -35,11 +45,7 @@ def scores(
     product = tl.dot(q, tl.trans(k), input_precision="ieee")
     if KIND == INT8:
         product *= k_scale[None, :]
-    if CAP:
-        x = product * (scale / soft_cap)
-        product = soft_cap * (2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0) * LOG2E
-    else:
-        product = product * (scale * LOG2E)
+    product = capped(product, scale, soft_cap, CAP)
     if MASK:
         if WINDOW:
             seen = within(position[:, None] - keys[None, :], window)
@@ -251,6 +257,68 @@ def merge(
         tl.store(target + member[:, None] * out_head + columns[None, :], result.to(target.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def decode_span(
+    query, total, largest, acc, cache, scales, block_table, row, table_stride, block_stride, scale_stride, kv_head, low, high,
+    length, written, scale, soft_cap, window, GP: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    TPB: tl.constexpr, BLOCK_N: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, KIND: tl.constexpr, FP8: tl.constexpr,
+    STAGES: tl.constexpr
+):  # fmt: skip
+    """Attend to keys low .. high of the first ``written`` of a sequence of ``length``, for the queries of its last token."""
+    columns = tl.arange(0, BLOCK_D)
+    position = tl.zeros([GP], tl.int32) + (written - 1)
+    reach = window - (length - written)
+    blocks = blocks_of(block_table, row, table_stride, low, high, TPB, BLOCK_N)
+    for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
+        keys = start + tl.arange(0, BLOCK_N)
+        at = tile_of(blocks, block_stride, start, kv_head, D, BLOCK_D, TPB, BLOCK_N)
+        blocks = blocks_of(block_table, row, table_stride, start + BLOCK_N, high, TPB, BLOCK_N)
+        if WINDOW:
+            seen = within(keys - (length - window), reach)
+        else:
+            seen = keys < written
+        there = seen[:, None] & (columns < D)[None, :]
+        k_scale, v_scale = 1.0, 1.0
+        if KIND == INT8:
+            k_scale, v_scale = scales_of(
+                scales, block_table, row, table_stride, scale_stride, keys, seen, kv_head, HK, TPB
+            )  # fmt: skip
+        k = widened(tl.load(cache + at, mask=there, other=0), query, KIND, FP8)
+        v = widened(tl.load(cache + at + HK * TPB * D, mask=there, other=0), query, KIND, FP8)
+        product = scores(query, k, k_scale, position, keys, scale, soft_cap, reach, CAP, WINDOW, True, KIND)
+        total, largest, acc = absorb(product, v, v_scale, total, largest, acc, KIND)
+    return total, largest, acc
+
+
+@triton.jit
+def leave(
+    out, partial, sums, locks, total, largest, acc, row, token, kv_head, split, used, splits, out_token, out_head,
+    HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr
+):  # fmt: skip
+    """Write what a span found; of `used` spans of a row and KV head the last to end puts all together, in their order."""
+    member = tl.arange(0, GP)
+    columns = tl.arange(0, BLOCK_D)
+    inside = (member < G)[:, None] & (columns < D)[None, :]
+    result = acc / total[:, None]
+    whole = True
+    if SPLIT:
+        if used > 1:
+            whole = False
+            base = ((row * HK + kv_head) * G * splits).to(tl.int64)
+            mine = base + member * splits + split
+            tl.store(partial + mine[:, None] * D + columns[None, :], result, mask=inside)
+            tl.store(sums + mine, largest + tl.log2(total), mask=member < G)
+            tl.debug_barrier()
+            if tl.atomic_add(locks + row * HK + kv_head, 1, sem="acq_rel") == used - 1:
+                first = out + token * out_token + kv_head * G * out_head
+                merge(first, partial, sums, base, used, splits, out_head, G, D, BLOCK_D, 4 if G > 2 else G, 8)
+                tl.atomic_xchg(locks + row * HK + kv_head, 0, sem="relaxed")
+    if whole:
+        head = kv_head * G + member
+        target = out + token * out_token + head[:, None] * out_head + columns[None, :]
+        tl.store(target, result.to(out.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["splits", "window", "table_stride"])
 def decode(
     out, partial, sums, locks, q, cache, scales, block_table, query_start, seq_lens, q_token, q_head, out_token, out_head,
@@ -262,8 +330,7 @@ def decode(
     """One row's query and the G heads of a KV head, over one of at most `splits` spans; GP >= 16 pads G for the dot.
 
     With SPLIT each program leaves float32 partial [row, head, split, D] and sums [row, head, split], the log2 of its
-    span's sum; the last one of a row and KV head to end puts them together, in their order. Locks are zero before and
-    after.
+    span's sum; the last one of a row and KV head to end puts them together. Locks are zero before and after.
     """
     trigger(PDL)
     row = tl.program_id(0)
@@ -287,45 +354,16 @@ def decode(
     head = kv_head * G + member
     token = begin.to(tl.int64)
     query = tl.load(q + token * q_token + head[:, None] * q_head + columns[None, :], mask=inside, other=0.0)
-    position = tl.zeros([GP], tl.int32) + (length - 1)
-    high = tl.minimum(low + span, length)
     total = tl.zeros([GP], tl.float32)
     largest = tl.full([GP], float("-inf"), tl.float32)
     acc = tl.zeros([GP, BLOCK_D], tl.float32)
-    blocks = blocks_of(block_table, row, table_stride, low, high, TPB, BLOCK_N)
-    for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
-        keys = start + tl.arange(0, BLOCK_N)
-        at = tile_of(blocks, block_stride, start, kv_head, D, BLOCK_D, TPB, BLOCK_N)
-        blocks = blocks_of(block_table, row, table_stride, start + BLOCK_N, high, TPB, BLOCK_N)
-        if WINDOW:
-            seen = within(keys - (length - window), window)
-        else:
-            seen = keys < length
-        there = seen[:, None] & (columns < D)[None, :]
-        k_scale, v_scale = 1.0, 1.0
-        if KIND == INT8:
-            k_scale, v_scale = scales_of(
-                scales, block_table, row, table_stride, scale_stride, keys, seen, kv_head, HK, TPB
-            )  # fmt: skip
-        k = widened(tl.load(cache + at, mask=there, other=0), query, KIND, FP8)
-        v = widened(tl.load(cache + at + HK * TPB * D, mask=there, other=0), query, KIND, FP8)
-        product = scores(query, k, k_scale, position, keys, scale, soft_cap, window, CAP, WINDOW, True, KIND)
-        total, largest, acc = absorb(product, v, v_scale, total, largest, acc, KIND)
-    result = acc / total[:, None]
-    whole = True
-    if SPLIT:
-        used = (length - oldest + span - 1) // span
-        if used > 1:
-            whole = False
-            base = ((row * HK + kv_head) * G * splits).to(tl.int64)
-            mine = base + member * splits + split
-            tl.store(partial + mine[:, None] * D + columns[None, :], result, mask=inside)
-            tl.store(sums + mine, largest + tl.log2(total), mask=member < G)
-            tl.debug_barrier()
-            if tl.atomic_add(locks + row * HK + kv_head, 1, sem="acq_rel") == used - 1:
-                first = out + token * out_token + kv_head * G * out_head
-                merge(first, partial, sums, base, used, splits, out_head, G, D, BLOCK_D, 4 if G > 2 else G, 8)
-                tl.atomic_xchg(locks + row * HK + kv_head, 0, sem="relaxed")
-    if whole:
-        target = out + token * out_token + head[:, None] * out_head + columns[None, :]
-        tl.store(target, result.to(out.dtype.element_ty), mask=inside)
+    total, largest, acc = decode_span(
+        query, total, largest, acc, cache, scales, block_table, row, table_stride, block_stride, scale_stride, kv_head, low,
+        tl.minimum(low + span, length), length, length, scale, soft_cap, window, GP, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW,
+        KIND, FP8, STAGES
+    )  # fmt: skip
+    used = (length - oldest + span - 1) // span
+    leave(
+        out, partial, sums, locks, total, largest, acc, row, token, kv_head, split, used, splits, out_token, out_head, HK, G,
+        GP, D, BLOCK_D, SPLIT
+    )  # fmt: skip

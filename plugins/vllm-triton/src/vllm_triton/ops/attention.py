@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from vllm_core.api import UnsupportedError
-from vllm_triton.kernels import attention
+from vllm_triton.kernels import attention, codec
 from vllm_triton.ops.cache import KV
 from vllm_triton.ops.launch import Scratch, filled, power_of_2
-from vllm_triton.tuning import MANY, Extend, active
+from vllm_triton.tuning import MANY, Decode, Extend, active
 
 MAX_SPLITS = 64
 EXACT = Extend(block_m=16, block_n=16, warps=4, stages=1)
@@ -20,6 +22,9 @@ CROWDED, CROWDED_BYTES = (16, 1, 8), 32 << 10
 
 MOST_BYTES = 64 << 10
 """Most of these bytes that fit into shared memory, and registers, beside keys."""
+
+WIDEST = 128
+"""Head sizes above it have tiles of their own, since each key takes twice as much."""
 
 _SCRATCH = Scratch(64 << 20)
 _LOCKS = Scratch(64 << 10, zero=True)
@@ -40,7 +45,8 @@ def paged_attention(
 ) -> None:
     """Causal attention over the paged KV: q and out [T,Hq,D], int32 block_table [S,B].
 
-    Raises UnsupportedError for heads that share one, whose queries are more than `MOST_BYTES`.
+    Raises UnsupportedError for heads that share one, whose queries are more than `MOST_BYTES`, and over codes for a dtype that
+    the platform has not tried.
     """
     num_tokens = q.shape[0]
     if not num_tokens:
@@ -53,17 +59,15 @@ def paged_attention(
             expected=f"queries of at most {MOST_BYTES} bytes, both sizes as powers of two",
             fix="use --provider attention=reference",
         )
-    shape = {
-        "HK": kv.num_heads,
-        "G": q.shape[1] // kv.num_heads,
-        "D": kv.head_size,
-        "BLOCK_D": max(16, power_of_2(kv.head_size)),
-        "TPB": kv.tokens_per_block,
-        "CAP": soft_cap > 0.0,
-        "WINDOW": window > 0,
-        "KIND": kv.kind,
-        "FP8": active().fp8,
-    }
+    if kv.kind != codec.PLAIN.value and (name := str(q.dtype).removeprefix("torch.")) not in active().tried.dtypes:
+        raise UnsupportedError(
+            "Queries over a cache of codes were not tried in this dtype",
+            on="paged_attention",
+            found=name,
+            expected=", ".join(sorted(active().tried.dtypes)),
+            fix="choose another --dtype or --kv-cache-dtype",
+        )
+    shape = shape_of(q, kv, window, soft_cap) | {"KIND": kv.kind, "FP8": active().fp8}
     num_rows = seq_lens.shape[0]
     masks = (scale, soft_cap if soft_cap > 0.0 else 1.0, window)
     if max_query_len > 1:
@@ -82,7 +86,7 @@ def _extend(
     masks: tuple[float, float, int],
     shape: dict[str, int | bool],
 ) -> None:
-    tuning = extend_of(kv.head_size, q)
+    tuning = extend_of(kv.head_size, q, codes=kv.kind != codec.PLAIN.value)
     block_n, stages, warps = _beside(q, kv, tuning.block_n, tuning.stages, tuning.warps)
     padded = power_of_2(int(shape["G"]))
     block_m = max(16, tuning.block_m, padded)
@@ -127,18 +131,31 @@ def _beside(q: Tensor, kv: KV, block_n: int, stages: int, warps: int) -> tuple[i
     return CROWDED if queries_bytes(q, kv) >= CROWDED_BYTES else (block_n, stages, warps)
 
 
-def extend_of(head_size: int, q: Tensor) -> Extend:
-    """Tiles for queries of this size and dtype. float32 runs on the scalar units: large tiles only take long to compile."""
+def extend_of(head_size: int, q: Tensor, *, codes: bool = False) -> Extend:
+    """Tiles for queries of this size and dtype, over keys that are numbers or codes.
+
+    float32 runs on the scalar units: large tiles only take long to compile.
+    """
     if q.element_size() == 4:
         return EXACT
-    return active().extend if head_size <= 128 else active().extend_wide
-
-
-def splits_of(num_rows: int, num_heads: int, max_seq_len: int) -> int:
-    """Spans that the keys of each row are cut into: enough programs to fill the chip, none of less than a few tiles."""
     chip = active()
-    wanted = chip.multiprocessors * chip.decode.waves
-    most = max(1, -(-max_seq_len // (2 * chip.decode.block_n)))
+    if codes and chip.codes is not None:
+        return chip.codes.extend if head_size <= WIDEST else chip.codes.extend_wide
+    return chip.extend if head_size <= WIDEST else chip.extend_wide
+
+
+def decode_of(head_size: int, *, codes: bool) -> Decode:
+    """Tiles for single queries of this size, over keys that are numbers or codes."""
+    chip = active()
+    if codes and chip.codes is not None:
+        return chip.codes.decode if head_size <= WIDEST else chip.codes.decode_wide
+    return chip.decode
+
+
+def splits_of(num_rows: int, num_heads: int, max_seq_len: int, tuning: Decode) -> int:
+    """Spans that the keys of each row are cut into: enough programs to fill the chip, none of less than a few tiles."""
+    wanted = active().multiprocessors * tuning.waves
+    most = max(1, -(-max_seq_len // (2 * tuning.block_n)))
     return max(1, min(wanted // max(1, num_rows * num_heads), most, MAX_SPLITS))
 
 
@@ -153,27 +170,10 @@ def _decode(
     masks: tuple[float, float, int],
     shape: dict[str, int | bool],
 ) -> None:
-    chip = active()
-    tuning = chip.decode
-    num_rows, num_heads = seq_lens.shape[0], q.shape[1]
-    splits = splits_of(num_rows, kv.num_heads, min(max_seq_len, masks[2] or max_seq_len))
-    cells = filled(num_rows * num_heads * splits)
-    scratch, locks = _SCRATCH.get(q.device), _LOCKS.get(q.device)
-    if 4 * cells * (kv.head_size + 1) > scratch.numel() or 4 * num_rows * kv.num_heads > locks.numel():
-        splits, cells = 1, 0
-    sums = scratch[: 4 * cells].view(torch.float32)
-    partial = scratch[4 * cells : 4 * cells * (kv.head_size + 1)].view(torch.float32)
-    many = num_rows * kv.num_heads * splits > MANY * chip.multiprocessors
-    stages = tuning.stages_of_many if many and tuning.stages_of_many else tuning.stages
-    block_n, stages = (EXACT.block_n, EXACT.stages) if q.element_size() == 4 else (tuning.block_n, stages)
-    # Codes are widened in registers, which so few warps do not have, nor those of wide heads.
-    warps = tuning.warps if kv.kind == 0 and kv.head_size <= 128 else max(4, tuning.warps)
-    block_n, stages, warps = _beside(q, kv, block_n, stages, warps)
-    attention.decode[(num_rows, kv.num_heads, splits)](
+    grid, parts, meta = decoding(out, q, kv, seq_lens.shape[0], max_seq_len, masks[2])
+    attention.decode[grid](
         out,
-        partial if splits > 1 else out,
-        sums if splits > 1 else out,
-        locks.view(torch.int32),
+        *parts,
         q,
         kv.blocks,
         kv.scales,
@@ -186,14 +186,55 @@ def _decode(
         kv.block_stride,
         kv.scale_stride,
         *masks,
-        splits,
-        GP=max(16, power_of_2(int(shape["G"]))),
-        BLOCK_N=min(block_n, max(16, kv.tokens_per_block)),
-        SPLIT=splits > 1,
-        STAGES=stages,
-        num_warps=warps,
-        num_stages=stages,
-        **dict(tuning.options),
-        **chip.dependent,
+        grid[2],
+        **meta,
         **shape,
     )
+
+
+def decoding(
+    out: Tensor, q: Tensor, kv: KV, num_rows: int, max_seq_len: int, window: int
+) -> tuple[tuple[int, int, int], tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+    """How rows of one query are launched: programs, of which the last number is that of splits; partial results, sums and locks
+    of the splits; tile and options."""
+    chip, codes = active(), kv.kind != codec.PLAIN.value
+    tuning = decode_of(kv.head_size, codes=codes)
+    num_heads = q.shape[1]
+    splits = splits_of(num_rows, kv.num_heads, min(max_seq_len, window or max_seq_len), tuning)
+    cells = filled(num_rows * num_heads * splits)
+    scratch, locks = _SCRATCH.get(q.device), _LOCKS.get(q.device)
+    if 4 * cells * (kv.head_size + 1) > scratch.numel() or 4 * num_rows * kv.num_heads > locks.numel():
+        splits, cells = 1, 0
+    sums = scratch[: 4 * cells].view(torch.float32)
+    partial = scratch[4 * cells : 4 * cells * (kv.head_size + 1)].view(torch.float32)
+    many = num_rows * kv.num_heads * splits > MANY * chip.multiprocessors
+    stages = tuning.stages_of_many if many and tuning.stages_of_many else tuning.stages
+    block_n, stages = (EXACT.block_n, EXACT.stages) if q.element_size() == 4 else (tuning.block_n, stages)
+    # Codes are widened in registers, which so few warps do not have, nor those of wide heads.
+    warps = tuning.warps if not codes and kv.head_size <= WIDEST else max(4, tuning.warps)
+    block_n, stages, warps = _beside(q, kv, block_n, stages, warps)
+    meta = {
+        "GP": max(16, power_of_2(num_heads // kv.num_heads)),
+        "BLOCK_N": min(block_n, max(16, kv.tokens_per_block)),
+        "SPLIT": splits > 1,
+        "STAGES": stages,
+        "num_warps": warps,
+        "num_stages": stages,
+        **dict(tuning.options),
+        **chip.dependent,
+    }
+    parts = (partial if splits > 1 else out, sums if splits > 1 else out, locks.view(torch.int32))
+    return (num_rows, kv.num_heads, splits), parts, meta
+
+
+def shape_of(q: Tensor, kv: KV, window: int, soft_cap: float) -> dict[str, int | bool]:
+    """What kernels are compiled for: heads, their size, blocks and masks."""
+    return {
+        "HK": kv.num_heads,
+        "G": q.shape[1] // kv.num_heads,
+        "D": kv.head_size,
+        "BLOCK_D": max(16, power_of_2(kv.head_size)),
+        "TPB": kv.tokens_per_block,
+        "CAP": soft_cap > 0.0,
+        "WINDOW": window > 0,
+    }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_core.api import UnsupportedError
+from vllm_core.api import Rejected, UnsupportedError
 from vllm_triton.kernels import codec, rope
 from vllm_triton.offers import BLOCK_SIZES, HEAD_SIZES, ITEM_BYTES, block_bytes_of
 from vllm_triton.ops.launch import power_of_2
@@ -38,9 +38,18 @@ class KV:
 
 def kv_bind(memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, tokens_per_block: int) -> KV:
     """View uint8 [num_blocks, block_bytes]. Raises UnsupportedError for what no kernel reads."""
-    _supported("KV dtype", dtype, active().kv_dtypes or ITEM_BYTES, "choose another --kv-cache-dtype")
+    _supported("KV dtype", dtype, ITEM_BYTES, "choose another --kv-cache-dtype")
     _supported("Head size", head_size, HEAD_SIZES, "use --provider attention=reference")
     _supported("Block size", tokens_per_block, BLOCK_SIZES, "choose another --block-size")
+    verdict = active().tried.judge(dtype, head_size=head_size, tokens_per_block=tokens_per_block)
+    if isinstance(verdict, Rejected):
+        raise UnsupportedError(
+            "KV cache of codes was not tried on this architecture",
+            on=f"kv_bind, {verdict.need}",
+            found=verdict.wanted,
+            expected=verdict.supported,
+            fix="choose another --kv-cache-dtype",
+        )
     expected = block_bytes_of(num_kv_heads, head_size, dtype, tokens_per_block)
     if memory.shape[1] != expected:
         raise UnsupportedError(

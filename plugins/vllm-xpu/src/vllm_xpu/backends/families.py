@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vllm_triton.tried import NUMBERS, PLAIN, Tried
 from vllm_triton.tuning import Tuning
 from vllm_xpu.backends import xe2, xe_hpc, xe_hpg
+
+TRIED = Tried(largest_head=64, formats=PLAIN)
+"""On pvc, by Intel's offline compiler (`vllm_xpu.machine_code`)."""
+
+TRIED_HPG = Tried(kv_dtypes=NUMBERS, formats=PLAIN, why="registers of a prompt's attention spill, by Intel's offline compiler")
+UNTRIED = Tried(kv_dtypes=NUMBERS, formats=PLAIN, why="no compiler that tells what spills on this architecture was at hand")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +27,12 @@ class Family:
     lanes: int
     block_loads: bool
     tuning: Tuning
+    tried: Tried
 
 
-XE_HPC = Family(("pvc",), 128 << 10, 16, True, xe_hpc.TUNING)
-XE_HPG = Family(("dg2",), 64 << 10, 8, False, xe_hpg.TUNING)
-XE2 = Family(("bmg", "lnl"), 128 << 10, 16, True, xe2.TUNING)
+XE_HPC = Family(("pvc",), 128 << 10, 16, True, xe_hpc.TUNING, TRIED)
+XE_HPG = Family(("dg2",), 64 << 10, 8, False, xe_hpg.TUNING, TRIED_HPG)
+XE2 = Family(("bmg", "lnl"), 128 << 10, 16, True, xe2.TUNING, UNTRIED)
 
 FAMILIES = (XE_HPC, XE_HPG, XE2)
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
