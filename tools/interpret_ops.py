@@ -30,7 +30,7 @@ SMALL = {"block_m": 32, "block_n": 16}
 """Tiles of prompts about as small as the inputs, with which the interpreter is quick."""
 
 
-def provider_of(package: str, architecture: str, small: bool) -> Provider:
+def provider_of(package: str, architecture: str, small: bool, multiprocessors: int) -> Provider:
     """The kernels that ``package`` offers for ``architecture`` in its own name, its tuning in use; the best offer of an op."""
     families: Any = import_module(f"{package}.backends.families")
     backend: Any = import_module(f"{package}.backends.offers")
@@ -40,7 +40,7 @@ def provider_of(package: str, architecture: str, small: bool) -> Provider:
         extend = replace(chosen.extend, **SMALL)
         chosen = replace(chosen, extend=extend, extend_wide=extend)
     # Dependent launch is a chip's.
-    tuning.use(replace(chosen, pdl=False), 4)
+    tuning.use(replace(chosen, pdl=False), multiprocessors)
     facts = DeviceFacts(
         id="0", name="", device_type=platform.device_type, architecture=architecture, memory_kind="discrete", memory_bytes=1
     )
@@ -64,10 +64,11 @@ def main(arguments: list[str]) -> int:
         parser.add_argument(name)
     parser.add_argument("groups", nargs="+", metavar="OP,OP[:CLASS,CLASS]")
     parser.add_argument("--small-tiles", action="store_true", help="prompts in small tiles, for an interpreter that is quick")
+    parser.add_argument("--multiprocessors", type=int, default=4, help="of the chip that work is spread over")
     given = parser.parse_args(arguments)
     count = wrong = 0
     for architecture in given.architectures.split(","):
-        provider = provider_of(given.package, architecture, given.small_tiles)
+        provider = provider_of(given.package, architecture, given.small_tiles, given.multiprocessors)
         for dtype, seed, (op, shape) in product(given.dtypes.split(","), given.seeds.split(","), [*cases_of(given.groups)]):
             found = mismatches(op, provider, dtype, int(seed), shape)
             for line in found:

@@ -56,26 +56,25 @@ def calls_of_a_step(build, config, **options) -> list[str]:
     return list(build.ops.calls)
 
 
-def test_a_llama_layer_takes_six_calls(build, llama_config):
+def test_a_llama_layer_takes_five_calls(build, llama_config):
     calls = Counter(calls_of_a_step(build, {**llama_config, "num_hidden_layers": 5}))
     assert calls == {
         "embedding": 1,
         "rms_norm_linear": 5,
-        "qk_norm_rope_kv_write": 5,
-        "paged_attention": 5,
+        "qk_norm_rope_attention": 5,
         "linear_add": 2 * 5,
         "rms_norm_gated_linear": 5,
         "rms_norm": 1,
     }
 
 
-def test_a_gemma_layer_takes_ten_calls(build):
-    assert len(calls_of_a_step(build, GEMMA)) == 2 + 10 * 3
+def test_a_gemma_layer_takes_nine_calls(build):
+    assert len(calls_of_a_step(build, GEMMA)) == 2 + 9 * 3
 
 
-def test_a_layer_with_experts_takes_nine_calls_and_plans_no_dense_one(build):
+def test_a_layer_with_experts_takes_eight_calls_and_plans_no_dense_one(build):
     calls = Counter(calls_of_a_step(build, MIXTRAL))
-    assert sum(calls.values()) == 2 + 9 * 3
+    assert sum(calls.values()) == 2 + 8 * 3
     assert calls["moe_route"] == calls["moe"] == calls["linear"] == 3
     planned = {site.op for site in build(MIXTRAL).spec.call_sites("float32")}
     assert {"moe_pack", "moe"} <= planned

@@ -97,6 +97,16 @@ _ATTENTION = (
     Run("decode/rest", 7, ci=True),
     Run("block_edges/rest", 8),
 )
+_FRESH = (
+    *(Run(f"{rows}/plain", seed, ci=rows == "decode") for rows in ("one_token", "decode", "mixed") for seed in (0, 1)),
+    *(Run(f"decode/{pairs}", seed, ci=seed == 2) for seed in (2, 3) for pairs in ("interleaved", "partial")),
+    *(Run(f"decode/d{size}/plain", 4, ci=size == 80) for size in (64, 80, 96, 256)),
+    *(Run(f"decode/q{q}/k{k}/plain", 5, ci=k == 1) for q, k in ((4, 4), (8, 4), (8, 1), (16, 2))),
+    *(Run(f"decode/b{size}/plain", 6) for size in (1, 32, 64, 256)),
+    *(Run("decode/plain", seed, STRIDED, ci=seed == 7) for seed in (7, 8)),
+    Run("block_edges/plain", 9),
+    Run("empty/plain", 9),
+)
 _WINDOW = (
     *(Run(f"{rows}/window", 9, ci=rows == "mixed") for rows in ("block_edges", "decode", "mixed", "long")),
     *(Run(f"block_edges/window{size}", 10) for size in (1, 15, 16, 17, 4096)),
@@ -135,7 +145,9 @@ _GRAPH = {
     **dict.fromkeys(("embedding", "gather_rows", "add", "rms_norm", "add_rms_norm", "layer_norm"), "decode/h577"),
     **dict.fromkeys(("gated_activation", "activation", "linear", "soft_cap"), "decode/h577"),
     **dict.fromkeys(("linear_add", "rms_norm_linear", "gated_linear", "rms_norm_gated_linear"), "decode/h577"),
-    **dict.fromkeys(("rotary_embedding", "kv_write", "paged_attention", "qk_norm_rope_kv_write"), "decode/plain"),
+    **dict.fromkeys(
+        ("rotary_embedding", "kv_write", "paged_attention", "qk_norm_rope_kv_write", "qk_norm_rope_attention"), "decode/plain"
+    ),
     **dict.fromkeys(("moe_route", "moe"), "decode/e16/t4"),
     **dict.fromkeys(("build_step", "advance"), "decode"),
     **dict.fromkeys(("logit_adjust", "sample"), "mixed"),
@@ -166,6 +178,8 @@ def runs_of(op: str, dtype: str, claims: Mapping[str, Support]) -> Iterator[Run]
         yield from (Run(_GRAPH[op], seed, GRAPH, ci=seed == 20) for seed in (20, 21))
     if op == "paged_attention":
         yield from _attention(dtype, claims)
+    elif op == "qk_norm_rope_attention":
+        yield from _fresh(claims)
     elif op != "encoder_attention" or _claimed(claims, "attention.encoder"):
         yield from _BY_OP.get(op, _PLAIN)
         if op in ("kv_write", "kv_copy", "kv_export", "kv_import"):
@@ -180,6 +194,16 @@ def _attention(dtype: str, claims: Mapping[str, Support]) -> Iterator[Run]:
     yield from _CAP if cap else ()
     if window and cap:
         yield Run("mixed/window/cap", 14, ci=True)
+
+
+def _fresh(claims: Mapping[str, Support]) -> Iterator[Run]:
+    yield from _FRESH
+    # Heads that differ in their last bit may be rounded to neighbours, which are far apart in fp8.
+    if _claimed(claims, "kv_dtype.int8"):
+        yield Run("decode/kv_int8", 15)
+    for name, claim in (("window", "attention.sliding_window"), ("cap", "attention.soft_cap")):
+        if _claimed(claims, claim):
+            yield from (Run(f"{rows}/{name}", 10, ci=rows == "decode") for rows in ("decode", "block_edges", "mixed"))
 
 
 def _other_kv(dtype: str, claims: Mapping[str, Support], patterns: tuple[str, ...]) -> Iterator[Run]:

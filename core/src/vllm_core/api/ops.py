@@ -6,7 +6,8 @@ float16); every reduction is computed in float32. Outputs come first, are preall
 ``!``. Index tensors live on the device. No op synchronises with the host.
 Activations (x, q, k, v, a, b) may be views of wider rows: their last dimension is contiguous, rows may lie further apart,
 as q, k and v of one buffer do. All other tensors are contiguous. What an output holds before must not matter. Arguments
-marked ``~`` are scratch: nothing is read from them, and what is in them after the call is not defined.
+marked ``~`` are scratch: what is in them after the call is not defined, and nothing is read from them before but where the
+op names them among its inputs.
 
 Ops of one family share private layouts and are always chosen together.
 """
@@ -269,6 +270,19 @@ _ALL = (
         family="kv",
         decomposition=("rms_norm", "rotary_embedding", "kv_write"),
         features=("interleaved",),
+    ),
+    _spec(
+        "qk_norm_rope_attention",
+        "(float[T,Hq,D] out!, float[T,Hq,D] q~, float[T,Hk,D] k~, float[T,Hk,D] v, float32[D]? q_weight, float32[D]? k_weight, "
+        "float eps, int32[T] positions, float32[P,2,R/2]? cos_sin, bool interleaved, KV kv!, int64[T] slot_mapping, "
+        "int32[S+1] query_start, int32[S] seq_lens, int32[S,B] block_table, int max_query_len, int max_seq_len, float scale, "
+        "int window, float soft_cap)",
+        "qk_norm_rope_kv_write, then paged_attention of the queries that it makes. q and k are inputs, and scratch after.",
+        "attention",
+        _MATMUL,
+        family="kv",
+        decomposition=("qk_norm_rope_kv_write", "paged_attention"),
+        features=("interleaved", "sliding_window", "soft_cap"),
     ),
     _spec(
         "encoder_attention",

@@ -47,6 +47,38 @@ def qk_norm_rope_kv_write(get: Get, role: str) -> Callable[..., None]:
     return call
 
 
+def qk_norm_rope_attention(get: Get, role: str) -> Callable[..., None]:
+    """`qk_norm_rope_kv_write`, then `paged_attention`."""
+    write, attend = get("qk_norm_rope_kv_write", role), get("paged_attention", role)
+
+    def call(
+        out: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        q_weight: Any,
+        k_weight: Any,
+        eps: float,
+        positions: Any,
+        cos_sin: Any,
+        interleaved: bool,
+        kv: Any,
+        slot_mapping: Any,
+        query_start: Any,
+        seq_lens: Any,
+        block_table: Any,
+        max_query_len: int,
+        max_seq_len: int,
+        scale: float,
+        window: int,
+        soft_cap: float,
+    ) -> None:
+        write(q, k, v, q_weight, k_weight, eps, positions, cos_sin, interleaved, kv, slot_mapping)
+        attend(out, q, kv, query_start, seq_lens, block_table, max_query_len, max_seq_len, scale, window, soft_cap)
+
+    return call
+
+
 def all_reduce_add_rms_norm(get: Get, role: str) -> Callable[..., None]:
     """`all_reduce`, then `add_rms_norm` as it is bound for a single worker."""
     reduce, add_norm = get("all_reduce", role), get("add_rms_norm", "norm")
@@ -108,6 +140,7 @@ DECOMPOSITIONS: dict[str, Callable[[Get, str], Callable[..., None]]] = {
     "all_reduce_add_rms_norm": all_reduce_add_rms_norm,
     "gated_linear": gated_linear,
     "linear_add": linear_add,
+    "qk_norm_rope_attention": qk_norm_rope_attention,
     "qk_norm_rope_kv_write": qk_norm_rope_kv_write,
     "rms_norm_gated_linear": rms_norm_gated_linear,
     "rms_norm_linear": rms_norm_linear,

@@ -1,7 +1,7 @@
 """A decoder on bound ops: pre-norm layers, or Gemma's norms around both sub-layers, with dense MLPs or with experts.
 
 Each op is a callable fetched when the model was built. The residual stream lives in one buffer. A pre-norm layer of a single
-worker is six calls, whose products take norms and adds along; others are eight calls, ten with sandwich norms. Where workers
+worker is five calls, whose products take norms and adds along; others are seven calls, nine with sandwich norms. Where workers
 share the model each has its heads and its part of the MLP; both sub-layers' outputs are summed over the workers before they are
 normed or added.
 """
@@ -80,7 +80,7 @@ class DecoderLayer:
         self._reduce = ops.get("all_reduce", "comm") if spec.sandwich_norms and shard.workers > 1 else None
         self._shard, self._all = shard, shard.group
         self._rope_and_write = ops.get("qk_norm_rope_kv_write", role)
-        self._attention = ops.get("paged_attention", role)
+        self._attention = ops.get("qk_norm_rope_attention", role)
         self._kind, self._eps, self._scale = spec.activation, spec.norm_eps, spec.scale
         self._window, self._cap = layer.window or 0, spec.attention_soft_cap
         self._group, self._table = group.index, table
@@ -180,11 +180,19 @@ class DecoderLayer:
 
     def _attend(self, x: Views, inputs: StepInputs, kv: Any) -> None:
         group = self._group
-        self._write(x, inputs, kv)
         self._attention(
             x.attended,
             x.q,
+            x.k,
+            x.v,
+            self.q_norm.value,
+            self.k_norm.value,
+            self._eps,
+            inputs.positions,
+            self._table,
+            self._interleaved,
             kv,
+            inputs.slot_mapping[group],
             inputs.query_start,
             inputs.seq_lens,
             inputs.block_tables[group],

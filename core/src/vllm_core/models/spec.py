@@ -225,6 +225,7 @@ class ModelSpec:
             if self.attention_soft_cap:
                 masks.add("soft_cap")
             asked = {"paged_attention": frozenset(masks), "qk_norm_rope_kv_write": rope}
+            asked["qk_norm_rope_attention"] = rope | masks
             sites.extend(
                 CallSite(
                     op=op,

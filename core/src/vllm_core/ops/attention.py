@@ -179,6 +179,34 @@ def qk_norm_rope_kv_write(
     kv_write(kv, k, v, slot_mapping)
 
 
+def qk_norm_rope_attention(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    interleaved: bool,
+    kv: KV,
+    slot_mapping: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float,
+    window: int,
+    soft_cap: float,
+) -> None:
+    """The decomposition: what the queries attend to is written first."""
+    qk_norm_rope_kv_write(q, k, v, q_weight, k_weight, eps, positions, cos_sin, interleaved, kv, slot_mapping)
+    masks = (max_query_len, max_seq_len, scale, window, soft_cap)
+    paged_attention(out, q, kv, query_start, seq_lens, block_table, *masks)
+
+
 def encoder_attention(
     out: Tensor, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, max_query_len: int, scale: float
 ) -> None:

@@ -62,10 +62,10 @@ class Variant:
     def features(self, op: str) -> frozenset[str]:
         """Features of the op's specification that a call site of this variant asks for."""
         asked: dict[str, bool] = {}
-        if op == "paged_attention":
-            asked = {"sliding_window": self.window != 0, "soft_cap": self.cap}
-        elif op in ("rotary_embedding", "qk_norm_rope_kv_write"):
-            asked = {"interleaved": self.interleaved}
+        if op in ("paged_attention", "qk_norm_rope_attention"):
+            asked |= {"sliding_window": self.window != 0, "soft_cap": self.cap}
+        if op in ("rotary_embedding", "qk_norm_rope_kv_write", "qk_norm_rope_attention"):
+            asked |= {"interleaved": self.interleaved}
         return frozenset(name for name, wanted in asked.items() if wanted)
 
 

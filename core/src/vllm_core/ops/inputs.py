@@ -316,6 +316,17 @@ def qk_norm_rope_kv_write(dtype: str, seed: int, shape_class: str) -> tuple[Any,
     return q, k, v, weight, weight, 1e-6, positions, table, interleaved, content, mapping
 
 
+def qk_norm_rope_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Odd seeds leave the norms out; windows, soft caps and KV dtypes are the class's."""
+    q, *heads, content, mapping = qk_norm_rope_kv_write(dtype, seed, shape_class)
+    shape = shape_of(shape_class)
+    variant = shape.variant_of(seed, dtype)
+    window, cap = shape.window_of(variant.window), 3.0 if variant.cap else 0.0
+    lengths, scale = (shape.max_query_len, shape.max_seq_len), shape.head_size**-0.5
+    rows = (shape.query_start, shape.seq_lens, shape.block_table)
+    return _like(q), q, *heads, content, mapping, *rows, *lengths, scale, window, cap
+
+
 def encoder_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """Whole rows."""
     shape, g = shape_of(shape_class), _generator(seed)
@@ -372,7 +383,8 @@ SHAPE_CLASSES: dict[str, tuple[str, ...]] = {
     name: ENCODER_CLASSES
     if name in ("encoder_attention", "pool")
     else KV_CLASSES
-    if name.startswith("kv_") or name in ("paged_attention", "qk_norm_rope_kv_write", "gather_rows", "log_probabilities")
+    if name.startswith("kv_")
+    or name in ("paged_attention", "qk_norm_rope_kv_write", "qk_norm_rope_attention", "gather_rows", "log_probabilities")
     else STEP_CLASSES
     if name in ("batch_update", "build_step", "advance")
     else TAIL_CLASSES
@@ -382,7 +394,16 @@ SHAPE_CLASSES: dict[str, tuple[str, ...]] = {
         *("embedding", "gather_rows", "add", "rms_norm", "add_rms_norm", "layer_norm", "rotary_embedding"),
         *("gated_activation", "activation", "linear_pack", "linear", "kv_bind", "kv_write", "paged_attention", "kv_copy"),
         *("linear_add", "rms_norm_linear", "gated_linear", "rms_norm_gated_linear", "moe_route", "moe_pack", "moe"),
-        *("kv_export", "kv_import", "qk_norm_rope_kv_write", "encoder_attention", "pool", "batch_update", "build_step"),
+        *(
+            "kv_export",
+            "kv_import",
+            "qk_norm_rope_kv_write",
+            "qk_norm_rope_attention",
+            "encoder_attention",
+            "pool",
+            "batch_update",
+            "build_step",
+        ),
         *("advance", "logit_adjust", "grammar_mask", "sample", "log_probabilities", "all_reduce", "all_gather"),
         *("reduce_scatter", "all_reduce_add_rms_norm", "embedding_shard", "soft_cap"),
     )

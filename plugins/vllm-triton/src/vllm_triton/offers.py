@@ -60,15 +60,17 @@ def _encoder_heads(site: CallSite) -> Verdict:
     return Accepted()
 
 
-def offers(provider: str, architectures: Sequence[str]) -> Sequence[Offer]:
+def offers(provider: str, architectures: Sequence[str], *, fresh: bool = False) -> Sequence[Offer]:
     """All ops of this distribution in a platform's name, for the ``architectures`` that its tuning was made for.
 
-    The platform calls `vllm_triton.tuning.use` when it starts.
+    ``fresh``: `ops.fresh` too, which a platform offers where it was compiled for its chips. The platform calls
+    `vllm_triton.tuning.use` when it starts.
     """
     built = frozenset(architectures)
     kv = {
         **_entries("cache", "kv_bind", "kv_write", "kv_copy", "kv_export", "kv_import", "qk_norm_rope_kv_write"),
         **_entries("attention", "paged_attention"),
+        **(_entries("fresh", "qk_norm_rope_attention") if fresh else {}),
     }
     features = frozenset({"sliding_window", "soft_cap", "interleaved"})
     return (

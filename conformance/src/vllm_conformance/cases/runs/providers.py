@@ -118,11 +118,13 @@ def _judge(made: Engine, marks: Marks, what: str) -> None:
 
 def _called(plan: Plan) -> list[str]:
     """Ops of the Plan that every step of a decoder calls, by their name alone."""
-    every_step = ["linear", "paged_attention", "kv_write", "qk_norm_rope_kv_write", "sample", "batch_update", "embedding"]
-    every_step += ["rms_norm", "gated_activation", "build_step", "advance", "logit_adjust"]
+    every_step = ["linear", "paged_attention", "kv_write", "qk_norm_rope_kv_write", "qk_norm_rope_attention", "sample"]
+    every_step += ["batch_update", "embedding", "rms_norm", "gated_activation", "build_step", "advance", "logit_adjust"]
     bound = {one.op for one in plan.bindings}
     # The fused form is called in place of its parts, where somebody offers it.
     hidden = {"kv_write"} if "qk_norm_rope_kv_write" in bound else set[str]()
+    if "qk_norm_rope_attention" in bound:
+        hidden |= {"kv_write", "qk_norm_rope_kv_write", "paged_attention"}
     if bound & {"gated_linear", "rms_norm_gated_linear"}:
         hidden.add("gated_activation")
     return [op for op in every_step if op in bound - hidden]

@@ -75,7 +75,7 @@ class Attention(nn.Module):
         group = spec.kv_groups()[index]
         role = f"kv.{index}.{group.kind}"
         self._linear = ops.get("linear", "linear")
-        self._write, self._attend = ops.get("qk_norm_rope_kv_write", role), ops.get("paged_attention", role)
+        self._attend = ops.get("qk_norm_rope_attention", role)
         self._sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         self._size, self._group, self._scale = spec.head_size, index, scale
         self._index, self._window, self._cap = form.layer, spec.layers[form.layer].window or 0, spec.attention_soft_cap
@@ -98,13 +98,20 @@ class Attention(nn.Module):
         qkv = rows.new_empty((rows.shape[0], sum(self._sizes) * self._size))
         self._linear(qkv, rows, self.qkv)
         q, k, v = torch.split(qkv.view(rows.shape[0], -1, self._size), self._sizes, dim=1)
-        slots = inputs.slot_mapping[self._group]
-        self._write(q, k, v, self.q_norm, self.k_norm, self.eps, inputs.positions, self.table, self._interleaved, kv, slots)
         attended = torch.empty_like(q, memory_format=torch.contiguous_format)
         self._attend(
             attended,
             q,
+            k,
+            v,
+            self.q_norm,
+            self.k_norm,
+            self.eps,
+            inputs.positions,
+            self.table,
+            self._interleaved,
             kv,
+            inputs.slot_mapping[self._group],
             inputs.query_start,
             inputs.seq_lens,
             inputs.block_tables[self._group],
