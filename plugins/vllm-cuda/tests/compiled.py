@@ -87,7 +87,7 @@ def source_of(kernel: JITFunction[Any], values: dict[str, Any]) -> ASTSource:
 
 def launch_all(rows: int, queries: int, kv_dtypes: tuple[str, ...] = ("bfloat16",)) -> None:
     """What a step of ``rows`` sequences with ``queries`` tokens each launches."""
-    from vllm_triton.ops import attention, batch, cache, elementwise, linear, norm, sampling
+    from vllm_triton.ops import attention, batch, cache, elementwise, fresh, linear, norm, sampling
 
     tokens, kind = rows * queries, torch.bfloat16
     state = BatchState(
@@ -123,6 +123,8 @@ def launch_all(rows: int, queries: int, kv_dtypes: tuple[str, ...] = ("bfloat16"
         cache.qk_norm_rope_kv_write(q, k, v, ones, ones, 1e-6, inputs.positions, table, False, kv, mapping)
         cache.kv_write(kv, k, v, mapping)
         attention.paged_attention(out, q, kv, *bounds, 0, 0.0)
+        heads = (q, k, v, ones, ones, 1e-6, inputs.positions, table, False)
+        fresh.qk_norm_rope_attention(out, *heads, kv, mapping, *bounds, 0, 0.0)
     attention.paged_attention(out, q, kv, *bounds, 512, 30.0)
     # Eight heads share one: spans of a row are put together for four of them at a time.
     memory = torch.zeros(2, block_bytes_of(2, SIZE, "bfloat16", BLOCK), dtype=torch.uint8)

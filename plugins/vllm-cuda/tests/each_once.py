@@ -24,6 +24,7 @@ SEED = 1
 CLASSES = {
     "paged_attention": ("mixed/plain", "decode/plain", "mixed/kv_int8", "decode/kv_fp8", "decode/window/rest"),
     "qk_norm_rope_kv_write": ("mixed/plain", "mixed/partial"),
+    "qk_norm_rope_attention": ("decode/plain", "decode/partial", "decode/window/cap"),
     "sample": ("mixed", "ties"),
     **dict.fromkeys(("kv_write", "kv_copy", "kv_export", "kv_import", "rotary_embedding"), ("mixed/plain",)),
 }

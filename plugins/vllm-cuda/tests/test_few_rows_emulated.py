@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vllm_cuda.few_rows import options_of
+from vllm_cuda.few_rows import program_of
 from vllm_cuda.tiles import ADD, GATED, PLAIN, Form, Tile
 
 EMULATOR = Path(__file__).with_name("emulated.cpp")
@@ -46,12 +46,14 @@ def build(tmp_path_factory) -> Build:
 
     def build(form: Form, change: tuple[str, str] = ("", "")) -> ctypes.CDLL:
         name = f"kernel{built.setdefault((form, change), len(built))}"
-        text = resources.files("vllm_cuda").joinpath("kernels/few_rows.cu").read_text(encoding="utf-8")
+        files = resources.files("vllm_cuda").joinpath("kernels")
+        names = ("epilogue.cuh", "few_rows.cu")
+        text = "\n".join(files.joinpath(one).read_text(encoding="utf-8") for one in names)
         assert change[0] in text
         kernel, library = folder / f"{name}.cu", folder / f"{name}.so"
         if not library.exists():
             kernel.write_text(text.replace(*change) if change[0] else text)
-            defined = [option for option in options_of(form) if option.startswith("-D")]
+            defined = [option for option in program_of(form).options if option.startswith("-D")]
             flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f'-DKERNEL="{kernel}"', *defined]
             subprocess.run([str(COMPILER), *flags, str(EMULATOR), "-o", str(library)], check=True)
         return ctypes.CDLL(str(library))

@@ -21,8 +21,8 @@ def phases() -> dict[str, dict]:
 
 def test_a_rehearsal_asks_for_the_kernels_of_prompts_of_single_rows_of_batches_and_of_every_tail(phases):
     names = set(phases["rehearsal"]["variants"])
-    assert {"extend", "decode", "one_row", "few_rows", "qk_norm_rope_kv_write", "build_rows", "advance"} <= names
-    assert {"draw", "tally", "settle", "penalise", "adjust", "survey"} <= names
+    assert {"extend", "decode", "decode_fresh", "one_row", "few_rows", "qk_norm_rope_kv_write", "build_rows"} <= names
+    assert {"advance", "draw", "tally", "settle", "penalise", "adjust", "survey"} <= names
 
 
 def test_warm_up_launches_nothing_that_the_rehearsal_did_not_ask_for(phases):

@@ -90,12 +90,24 @@ class Kernel:
         self._attributes: dict[int, Any] = {}
 
     def launch(
-        self, programs: int, threads: int, cluster: int, stream: int, *arguments: ctypes.Structure | ctypes._SimpleCData[Any]
+        self,
+        programs: int,
+        threads: int,
+        cluster: int,
+        stream: int,
+        *arguments: ctypes.Structure | ctypes._SimpleCData[Any],
+        dependent: bool = True,
     ) -> None:
-        """Queue ``programs`` programs, ``cluster`` of them together; they may start while the kernel before drains."""
-        attributes = self._attributes.get(cluster)
-        if attributes is None:
-            attributes = self._attributes[cluster] = _attributes(cluster)
-        config = _Config((programs, 1, 1), (threads, 1, 1), self._shared_bytes, stream, attributes, len(attributes))
+        """Queue ``programs`` programs, ``cluster`` of them together.
+
+        ``dependent``: they may start while the kernel before drains. Chips before sm_90 have neither this nor clusters.
+        """
+        attributes: Any = ()
+        if dependent:
+            attributes = self._attributes.get(cluster)
+            if attributes is None:
+                attributes = self._attributes[cluster] = _attributes(cluster)
+        pointer = attributes or None
+        config = _Config((programs, 1, 1), (threads, 1, 1), self._shared_bytes, stream, pointer, len(attributes))
         addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         _driver().call("cuLaunchKernelEx", ctypes.byref(config), self._function, addresses, None)

@@ -1,4 +1,4 @@
-"""Matrix products on Hopper: few rows in bfloat16 by the kernel of `few_rows`, all others as `vllm_triton.ops.linear` has them.
+"""Matrix products: on Hopper few rows in bfloat16 by the kernel of `few_rows`, others as `vllm_triton.ops.linear` has them.
 
 Which shapes the kernel takes is in the family's tuning, `backends.hopper.streamed`: those at which it was measured to be
 faster.
@@ -87,13 +87,13 @@ def rms_norm_gated_linear(
 
 def _streamed(out: Tensor, x: Tensor, weight: Packed, epilogue: int, kind: str = "silu") -> bool:
     """Launch the kernel where it takes this product; whether it did."""
-    packed = weight.shared
+    packed, on = weight.shared, active()
     if not (weight.streamable and isinstance(packed, shared.Packed) and _readable(x) and _aligned(out)):
         return False
     wide_out = out.dtype == torch.float32
-    if not (out.dtype == torch.bfloat16 or (wide_out and epilogue == tiles.PLAIN)):
+    if on.family != hopper.TUNING.family or not (out.dtype == torch.bfloat16 or (wide_out and epilogue == tiles.PLAIN)):
         return False
-    multiprocessors = active().multiprocessors
+    multiprocessors = on.multiprocessors
     form = _form(*x.shape, packed.weight.shape[0], epilogue, kind, packed.bias is not None, wide_out, multiprocessors)
     if form is None:
         return False

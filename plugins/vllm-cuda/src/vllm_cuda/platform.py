@@ -18,11 +18,14 @@ def configure(config: Mapping[str, Any], explicit: frozenset[str]) -> ConfigPatc
 
 def start(device: DeviceFacts) -> None:
     """Choose the kernels' block sizes for the device, and have their keys computed before any is launched."""
+    from vllm_cuda import chip
     from vllm_cuda.backends.families import family_of
     from vllm_triton.ahead import settle_keys
     from vllm_triton.tuning import use
 
     family = family_of(device.architecture)
     assert family is not None, "nothing is offered for other architectures"
-    use(family.tuning, int(device.properties.get("multiprocessors", "1")))
+    multiprocessors = int(device.properties.get("multiprocessors", "1"))
+    use(family.tuning, multiprocessors)
+    chip.use(chip.Chip(device.architecture, multiprocessors, family.shared_bytes))
     settle_keys()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vllm_core.api import Accepted, CallSite, DeviceFacts, Offer, Rejected, Verdict
 from vllm_cuda.backends.families import HOPPER, family_of
@@ -11,11 +11,13 @@ from vllm_triton import offers as shared
 
 PROVIDER = "vllm-cuda"
 HOPPER_PROVIDER = f"{PROVIDER}-hopper"
-OWN = frozenset({PROVIDER, f"{PROVIDER}-gather", HOPPER_PROVIDER})
+PACKED_PROVIDER = f"{PROVIDER}-packed"
+OWN = frozenset({PROVIDER, f"{PROVIDER}-gather", HOPPER_PROVIDER, PACKED_PROVIDER})
 """Providers whose kernels are all of this distribution and of vllm-triton."""
 
 _COMM = "vllm_cuda.comm"
 _DTYPES = frozenset({"float32", "bfloat16", "float16"})
+_PRODUCTS = ("linear_pack", "linear", "linear_add", "rms_norm_linear", "gated_linear", "rms_norm_gated_linear")
 
 
 def offers(device: DeviceFacts) -> Sequence[Offer]:
@@ -24,29 +26,48 @@ def offers(device: DeviceFacts) -> Sequence[Offer]:
     if device.device_type != "cuda" or family is None:
         return ()
     built = frozenset(family.architectures)
-    streamed = (_streamed(installed()),) if family is HOPPER else ()
-    return (*streamed, *shared.offers(PROVIDER, family.architectures), *_comm(device, built))
+    compiler = installed()
+    streamed = (_streamed(compiler),) if family is HOPPER else ()
+    return (
+        *streamed,
+        _packed(compiler, built),
+        *shared.offers(PROVIDER, family.architectures, fresh=True),
+        *_comm(device, built),
+    )
 
 
 def _streamed(compiler: bool) -> Offer:
     """Products whose weights bulk copies bring; those of other shapes go the way of `PROVIDER`."""
-    names = ("linear_pack", "linear", "linear_add", "rms_norm_linear", "gated_linear", "rms_norm_gated_linear")
-
-    def accepts(site: CallSite) -> Verdict:
-        return (
-            Accepted()
-            if compiler
-            else Rejected("compiler", "NVRTC, which CUDA builds of torch bring along", "none is installed")
-        )
-
     return Offer(
         provider=HOPPER_PROVIDER,
-        ops={name: f"vllm_cuda.linear:{name}" for name in names},
+        ops={name: f"vllm_cuda.linear:{name}" for name in _PRODUCTS},
         dtypes=frozenset({"bfloat16"}),
         architectures=frozenset(HOPPER.architectures),
         priority=10,
-        accepts=accepts,
+        accepts=_compiled(compiler),
     )
+
+
+def _packed(compiler: bool, built: frozenset[str]) -> Offer:
+    """Products with weights of 4 and 8 bits; those with others go the way of `HOPPER_PROVIDER` or `PROVIDER`."""
+    return Offer(
+        provider=PACKED_PROVIDER,
+        ops={name: f"vllm_cuda.packed_linear:{name}" for name in _PRODUCTS},
+        dtypes=frozenset({"bfloat16", "float16"}),
+        formats=shared.LINEAR_FORMATS,
+        architectures=built,
+        priority=5,
+        accepts=_compiled(compiler),
+    )
+
+
+def _compiled(compiler: bool) -> Callable[[CallSite], Verdict]:
+    def accepts(site: CallSite) -> Verdict:
+        if compiler:
+            return Accepted()
+        return Rejected("compiler", "NVRTC, which CUDA builds of torch bring along", "none is installed")
+
+    return accepts
 
 
 def _comm(device: DeviceFacts, built: frozenset[str]) -> Sequence[Offer]:

@@ -9,11 +9,9 @@
 //
 // The weight does not depend on the kernel before: its ring is filled before `griddepcontrol.wait`, while that kernel drains.
 //
-// Comes after `hopper.cuh`. Defined at compilation: ROWS, BANDS, CLUSTER, STAGES, X_STAGES, EPILOGUE, KIND, BIAS, WIDE_OUT (a
-// float32 out), and the function `multiply`, one wgmma of 64 x ROWS x 16.
+// Comes after `chip.cuh`, `hopper.cuh` and `epilogue.cuh`. Defined at compilation: ROWS, BANDS, CLUSTER, STAGES, X_STAGES,
+// EPILOGUE, KIND, BIAS, WIDE_OUT (a float32 out), and the function `multiply`, one wgmma of 64 x ROWS x 16.
 
-constexpr int ADD = 1, GATED = 2;
-constexpr int SILU = 0, GELU = 1, GELU_TANH = 2;
 constexpr int DEPTH = 64;  // columns of K in a stage: 128 bytes, the span of the swizzle
 constexpr int GROUPS = ROWS / 8, HALVES = EPILOGUE == GATED ? 2 : 1;
 constexpr int COLUMNS = ROWS / HALVES;            // of out in a tile
@@ -22,16 +20,6 @@ constexpr int W_BYTES = ROWS * DEPTH * 2, X_BYTES = BANDS * 64 * DEPTH * 2;
 constexpr int WORKERS = BANDS * 128;
 static_assert(ROWS % 8 == 0 && ROWS <= 256 && SLICE * HALVES * CLUSTER == GROUPS, "a slice is of whole groups");
 static_assert((CLUSTER - 1) * SLICE * HALVES * WORKERS * 16 <= STAGES * W_BYTES + X_STAGES * X_BYTES, "parts fit the rings");
-
-__device__ __forceinline__ float activated(float gate) {
-    if (KIND == SILU) return __fdividef(gate, 1.0f + __expf(-gate));
-    if (KIND == GELU) return 0.5f * gate * (1.0f + erff(gate * 0.7071067811865476f));
-    if (KIND == GELU_TANH) {
-        float inner = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
-        return __fdividef(gate, 1.0f + __expf(-2.0f * inner));
-    }
-    return fmaxf(gate, 0.0f);
-}
 
 struct Rings {
     u32 weight, x, weight_full, x_full, empty;

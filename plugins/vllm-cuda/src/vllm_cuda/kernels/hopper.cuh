@@ -1,29 +1,11 @@
 // What Hopper (sm_90a) has for kernels that bring their data themselves: bulk tensor copies, barriers that count their bytes,
-// clusters, dependent launch, and products of warp groups.
+// and products of warp groups. Comes after `chip.cuh`.
 //
-// PTX ISA: "cp.async.bulk.tensor", "mbarrier", "barrier.cluster", "mapa", "griddepcontrol", "createpolicy", "Asynchronous
-// Warpgroup Level Matrix Multiply-Accumulate".
-
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef unsigned short u16;
+// PTX ISA: "cp.async.bulk.tensor", "mbarrier", "createpolicy", "Asynchronous Warpgroup Level Matrix Multiply-Accumulate".
 
 struct alignas(64) TensorMap {
     u64 opaque[16];
 };
-
-// Of this program's shared memory, whose size the launch says.
-__device__ __forceinline__ u32 shared_address() {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    return (u32)__cvta_generic_to_shared(memory);
-}
-
-// Of the same place in the shared memory of another program of the cluster.
-__device__ __forceinline__ u32 shared_address_of(int rank, u32 address) {
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -68,13 +50,6 @@ __device__ __forceinline__ u64 read_again() {
     return policy;
 }
 
-__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
-}
-
 // After barriers are set up: copies and the other programs of the cluster see them.
 __device__ __forceinline__ void show_barriers() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -106,12 +81,4 @@ __device__ __forceinline__ void settle(float& sum) { asm volatile("" : "+f"(sum)
 // Shared memory descriptor of a tile whose rows of 128 bytes are swizzled: groups of 8 rows lie 1024 bytes apart.
 __device__ __forceinline__ u64 descriptor(u32 address) {
     return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
-}
-
-__device__ __forceinline__ float widened(u32 bits) { return __uint_as_float(bits << 16); }
-
-__device__ __forceinline__ u32 narrowed(float low, float high) {
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
 }
