@@ -3,10 +3,10 @@
 A program is a lane: it takes rows `lane`, `lane + lanes`, ... one after the other, on every rank the same. It writes its row
 into a mailbox of each other rank and reads its own until the rows of the others are there: an empty mailbox holds words that
 no rank sends, so that no flags are needed. What was read is emptied at once. The mailboxes of a lane rotate over three rows: a
-rank writes to one again when it has read a row that the owner sent after it had emptied that one. The emptying store must not
-arrive later than that row: before a lane sends another row it waits until the whole system sees what it stored (`_settle`), and
-between two kernels the end of the first one does the same. Lanes start in the order of their numbers, so the first unfinished
-one of all is always running on every rank, however few fit.
+rank writes to one again when it has read both rows that the owner sent after it had emptied that one. The emptying store must
+not arrive later than the second of these: before every other row a lane waits until the whole system sees what it stored
+(`_settle`), and between two kernels the end of the first one does the same. Lanes start in the order of their numbers, so the
+first unfinished one of all is always running on every rank, however few fit.
 
 Every rank sends all it has to each other one. Two ranks cannot do with fewer bytes; more of them can, beyond small sums.
 """
@@ -19,6 +19,8 @@ import triton.language as tl
 from vllm_triton.kernels.pdl import trigger, wait
 
 PHASES = tl.constexpr(3)
+SETTLED = tl.constexpr(2)
+"""Rows of a lane from one `_settle` to the next: fewer than there are phases."""
 EMPTY = tl.constexpr(-0x7FFF8000)
 """The word of an empty mailbox, 0x80008000: minus zero twice in 16 bits, in 32 the negative number 4.6e-41."""
 SPINS = tl.constexpr(65536)
@@ -119,6 +121,7 @@ def all_reduce(
     wait(PDL)
     phase = tl.load(phases + lane)
     row = lane
+    sent_rows = 0
     while row < rows:
         begin = row.to(tl.int64) * SIZE
         phase = _next(phase)
@@ -145,7 +148,8 @@ def all_reduce(
         else:
             tl.store(x + begin + columns, total.to(x.dtype.element_ty), mask=mask)
         row += tl.num_programs(0)
-        if row < rows:
+        sent_rows += 1
+        if (row < rows) & (sent_rows % SETTLED == 0):
             _settle(phases + lane)
     tl.store(phases + lane, phase)
 
@@ -180,6 +184,7 @@ def all_gather(
     wait(PDL)
     phase = tl.load(phases + lane)
     piece = lane
+    sent_rows = 0
     while piece < rows * pieces:
         row = (piece // pieces).to(tl.int64)
         columns = piece % pieces * BLOCK + words
@@ -198,7 +203,8 @@ def all_gather(
             at = rank * SIZE + columns
             tl.store(out + row * width + at, theirs, mask=sent & (at < width))
         piece += tl.num_programs(0)
-        if piece < rows * pieces:
+        sent_rows += 1
+        if (piece < rows * pieces) & (sent_rows % SETTLED == 0):
             _settle(phases + lane)
     tl.store(phases + lane, phase)
 
