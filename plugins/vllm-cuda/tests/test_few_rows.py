@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from triton import knobs
 
 from vllm_core.api import Accepted, CallSite, Rejected
-from vllm_cuda import few_rows, linear, nvrtc
+from vllm_cuda import few_rows, linear, nvrtc, programs
 from vllm_cuda.backends import families, hopper
 from vllm_cuda.backends.offers import HOPPER_PROVIDER, _streamed, offers
 from vllm_cuda.tiles import ADD, GATED, PLAIN, Form, Tile
@@ -169,7 +169,7 @@ def test_a_refused_source_shows_the_compilers_log():
 def test_a_rehearsal_compiles_and_launches_nothing(own_cache):
     form = form_of("half qkv")
     weight, x, out = (torch.zeros(shape, dtype=torch.bfloat16) for shape in ((3072, 4096), (8, 4096), (8, 3072)))
-    with few_rows.rehearsal():
+    with programs.rehearsal():
         few_rows.launch(out, x, weight, None, form, hopper.PROGRAMS)
         few_rows.launch(out, x, weight, None, form, hopper.PROGRAMS)
     (file,) = own_cache.rglob("*.cubin")
@@ -183,7 +183,7 @@ def test_a_rehearsal_survives_what_cannot_be_compiled(own_cache, caplog):
     caplog.set_level("INFO")
     weight, x = torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(1, 64, dtype=torch.bfloat16)
     uneven = Form(Tile(rows=20, cluster=1, stages=2, x_stages=2), 1, PLAIN, 0, False, False)
-    with few_rows.rehearsal():
+    with programs.rehearsal():
         few_rows.launch(x, x, weight, None, uneven, hopper.PROGRAMS)
     assert "not compiled ahead" in caplog.text
     assert "a slice is of whole groups" in caplog.text

@@ -304,12 +304,12 @@ class CudaDevice(Device):
 
     @contextmanager
     def _rehearse(self) -> Iterator[None]:
-        from vllm_cuda import few_rows
+        from vllm_cuda import programs
         from vllm_triton import ahead
 
         self._rehearsing = True
         try:
-            with ahead.rehearsal(_LAUNCHER), few_rows.rehearsal():
+            with ahead.rehearsal(_LAUNCHER), programs.rehearsal():
                 yield
         finally:
             self._rehearsing = False

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vllm_cuda.launch import TensorMap, tensor_map
 from vllm_cuda.programs import Program, defined, kernel_of
-from vllm_cuda.programs import rehearsal as rehearsal
 from vllm_cuda.tiles import DEPTH, GATED, Form
 
 FILES = ("chip.cuh", "hopper.cuh", "epilogue.cuh", "few_rows.cu")
