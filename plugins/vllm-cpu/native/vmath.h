@@ -62,7 +62,7 @@ static inline vf vf_tanh(vf x) {
 }
 
 // Abramowitz and Stegun 7.1.26: within 1.5e-7.
-static inline vf vf_erf(vf x) {
+static inline vf vf_erfc_abs(vf x) {
     vf a = vf_abs(x);
     vf t = vf_div(vf_set(1.0f), vf_fma(a, vf_set(0.3275911f), vf_set(1.0f)));
     vf p = vf_set(1.061405429f);
@@ -70,15 +70,18 @@ static inline vf vf_erf(vf x) {
     p = vf_fma(p, t, vf_set(1.421413741f));
     p = vf_fma(p, t, vf_set(-0.284496736f));
     p = vf_fma(p, t, vf_set(0.254829592f));
-    vf y = vf_sub(vf_set(1.0f), vf_mul(vf_mul(p, t), vf_exp(vf_sub(vf_zero(), vf_mul(a, a)))));
-    return vf_of(vi_of(y) | (vi_of(x) & vi_set(INT32_MIN)));
+    return vf_mul(vf_mul(p, t), vf_exp(vf_sub(vf_zero(), vf_mul(a, a))));
 }
 
 static inline vf vf_activate(vf x, int64_t kind) {
     switch (kind) {
         case VLLM_SILU: return vf_div(x, vf_add(vf_set(1.0f), vf_exp(vf_sub(vf_zero(), x))));
-        case VLLM_GELU:
-            return vf_mul(vf_mul(vf_set(0.5f), x), vf_add(vf_set(1.0f), vf_erf(vf_mul(x, vf_set(0.70710678118654752f)))));
+        case VLLM_GELU: {
+            // Of a negative x the tail itself: 1 + erf would leave what was rounded.
+            vf tail = vf_erfc_abs(vf_mul(x, vf_set(0.70710678118654752f)));
+            vf both = vf_select(vi_less(x, vf_zero()), tail, vf_sub(vf_set(2.0f), tail));
+            return vf_mul(vf_mul(vf_set(0.5f), x), both);
+        }
         case VLLM_GELU_TANH: {
             vf cube = vf_mul(vf_mul(x, x), x);
             vf inner = vf_mul(vf_set(0.79788456080286536f), vf_fma(vf_set(0.044715f), cube, x));
