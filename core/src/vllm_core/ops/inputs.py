@@ -22,6 +22,7 @@ from vllm_core.ops.batch_inputs import (
     logit_adjust,
     sample,
 )
+from vllm_core.ops.classes import Variant
 from vllm_core.ops.dtypes import TORCH_DTYPES
 from vllm_core.ops.shapes import CLASSES, ENCODER_CLASSES, KV_CLASSES, Shape, shape_of
 
@@ -280,12 +281,17 @@ def paged_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     shape, g = shape_of(shape_class), _generator(seed)
     variant = shape.variant_of(seed, dtype)
     q = _normal(g, dtype, shape.num_tokens, shape.num_heads, shape.head_size)
-    window, cap = shape.window_of(variant.window), 3.0 if variant.cap else 0.0
+    window = shape.window_of(variant.window)
     unseen = ~shape.visible(window) if variant.rest else None
     content = _content(shape, variant.kv_dtype or dtype, g, unseen)
     table = shape.behind(window) if variant.rest else shape.block_table
-    lengths, scale = (shape.max_query_len, shape.max_seq_len), shape.head_size**-0.5
-    return _like(q), q, content, shape.query_start, shape.seq_lens, table, *lengths, scale, window, cap
+    return _like(q), q, content, shape.query_start, shape.seq_lens, table, *_masks(shape, variant)
+
+
+def _masks(shape: Shape, variant: Variant) -> tuple[int, int, float, int, float]:
+    """Longest query and sequence, scale, window and soft cap."""
+    cap = 3.0 if variant.cap else 0.0
+    return shape.max_query_len, shape.max_seq_len, shape.head_size**-0.5, shape.window_of(variant.window), cap
 
 
 def kv_copy(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
@@ -320,11 +326,8 @@ def qk_norm_rope_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any
     """Odd seeds leave the norms out; windows, soft caps and KV dtypes are the class's."""
     q, *heads, content, mapping = qk_norm_rope_kv_write(dtype, seed, shape_class)
     shape = shape_of(shape_class)
-    variant = shape.variant_of(seed, dtype)
-    window, cap = shape.window_of(variant.window), 3.0 if variant.cap else 0.0
-    lengths, scale = (shape.max_query_len, shape.max_seq_len), shape.head_size**-0.5
     rows = (shape.query_start, shape.seq_lens, shape.block_table)
-    return _like(q), q, *heads, content, mapping, *rows, *lengths, scale, window, cap
+    return _like(q), q, *heads, content, mapping, *rows, *_masks(shape, shape.variant_of(seed, dtype))
 
 
 def encoder_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
