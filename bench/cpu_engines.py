@@ -56,7 +56,7 @@ def lineup(arguments: argparse.Namespace, models: Models) -> list[Entry]:
             some = None if number == 0 else frozenset({"decode", "prefill"})
             # As llama.cpp has it: float16, and room for all that runs at once.
             room = {"kv_cache_dtype": "float16", "kv_cache_memory_bytes": KV_TOKENS * MODELS[what].kv_numbers * 2}
-            entries.append(Entry("ours", what, mode, sys.executable, str(file), size, {"activation": mode, **room}, some))
+            entries.append(Entry("ours", what, mode, sys.executable, str(file), size, _choices(mode) | room, some))
         if arguments.llama:
             entries.append(Entry("llama", what, "its own", arguments.llama, str(file), size))
         checkpoint = MODELS[what].checkpoint
@@ -68,6 +68,12 @@ def lineup(arguments: argparse.Namespace, models: Models) -> list[Entry]:
                 folder = str(models.folder_of(checkpoint, mode))
                 entries.append(Entry("vllm", checkpoint, mode, arguments.vllm, folder, 0, options, some))
     return entries
+
+
+def _choices(mode: str) -> dict[str, Any]:
+    """Our engine's options in a mode: how inputs of products are rounded, and, after a plus, the model's dtype."""
+    activation, _, dtype = mode.partition("+")
+    return {"activation": activation} | ({"dtype": dtype} if dtype else {})
 
 
 class Engine:
@@ -123,7 +129,8 @@ class Engine:
         if self.entry.kind == "ours":
             command = [self._command[0], "-m", "vllm_core.cli.main", "generate", "--model", self.entry.model]
             command += ["--prompt", "The capital of France is", "--max-tokens", "2", "--temperature", "0"]
-            command += ["--activation", self.entry.mode]
+            for option, value in _choices(self.entry.mode).items():
+                command += [f"--{option}", value]
         # What is installed has been compiled; a checkout is compiled by the first round, unless it may not be kept.
         environ = {name: value for name, value in self._environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         started = time.perf_counter()

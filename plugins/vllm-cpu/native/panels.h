@@ -30,13 +30,17 @@ struct Rows8 {
 
 constexpr int64_t FACTS8 = 16;
 
+// For the tiles of AMX groups are of sixteen rows: q [groups, k / 32, 16 rows, 32 numbers], facts [groups, k / 32, 4, 16].
+constexpr int64_t TILE_ROWS8 = 16, TILE_FACTS8 = 4 * TILE_ROWS8;
+
 // Where a group's numbers and facts begin.
 struct Group8 {
     const uint8_t *numbers;
     const float *facts;
 };
 
-// Rows of x in bfloat16, [rows, kp], zeros from K to kp, a multiple of 32.
+// Rows of x in bfloat16, [rows up to a multiple of 16, kp], zeros from K to kp, a multiple of 32; rows that are not there may
+// hold anything.
 struct Inputs16 {
     const uint16_t *x;
     int64_t kp;
@@ -44,12 +48,30 @@ struct Inputs16 {
 };
 
 bool reads_int8(const vllm_matrix &w);
-// Rows of x to their places: one of a few rows, or a group of many (`wide` NULL where no format takes it).
+// Rows of x to their places: one of a few rows, a group of many (`wide` NULL where no format takes it), row `row` of a tile.
 void quantise_row(const float *x, int64_t k, int8_t *q, float *facts);
 void quantise_group(const float *const *x, int64_t k, uint8_t *q, uint8_t *wide, float *facts);
+void quantise_tile_row(const float *x, int64_t k, int64_t row, uint8_t *q, float *facts);
 bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, float *out, int64_t stride);
 bool takes_wide8(int32_t format);
+bool takes_tiles8();
 bool multiply_columns8(const Columns &one, const Rows8 &in, const Output &output);
+
+// products [rows, PANEL_COLUMNS] = activation(products) * factors, biases added to both before.
+void gate_panel(const Columns &one, float *products, float *factors, int64_t rows);
+
+// A row's products of a panel to where they go.
+static inline void finish(const Output &output, int64_t row, int64_t column, float *products, int64_t count) {
+    if (count == PANEL_COLUMNS && output.dtype == VLLM_FLOAT32 && !output.bias) {
+        float *to = reinterpret_cast<float *>(output.data) + row * output.stride + column;
+        for (int i = 0; i < PANEL_COLUMNS; i += VF) {
+            vf value = vf_load(products + i);
+            vf_store(to + i, output.add ? vf_add(value, vf_load(to + i)) : value);
+        }
+        return;
+    }
+    store(output, row, column, products, count);
+}
 
 #ifdef __AVX2__
 
@@ -75,12 +97,13 @@ static inline void transpose8(__m256i *rows) {
 
 #endif
 
-// Whether this CPU multiplies bfloat16.
-bool multiplies16();
+// Whether this CPU multiplies bfloat16 with such a weight.
+bool multiplies16(const vllm_matrix &w);
+// As many columns as two panels have, or as one has with its gate.
 bool multiply_columns16(const Columns &one, const Inputs16 &in, const Output &output);
 
-// The op by panels. `rounds`: whether this call's inputs are rounded to eight bits; `is_bfloat16`: whether its inputs and
-// weights are, on a CPU that multiplies them (normed inputs are rounded to it, as the op's decomposition does).
+// The op by panels. `rounds`: whether this call's inputs are rounded to eight bits; `is_bfloat16`: whether its inputs are
+// bfloat16, on a CPU that multiplies them with its weights (normed inputs are rounded to it, as the op's decomposition does).
 bool rounds(const vllm_linear_call &call);
 bool multiply_int8(const vllm_linear_call &call, const char *x, int64_t x_stride, int64_t rows, const Output &output);
 bool is_bfloat16(const vllm_linear_call &call);

@@ -12,6 +12,7 @@ namespace vllm_cpu {
 
 bool cpu_has_avx512bf16() { return true; }
 bool cpu_has_amx() { return true; }
+bool cpu_has_amx_int8() { return true; }
 
 #elif defined(__x86_64__) && defined(__linux__)
 
@@ -23,10 +24,11 @@ bool has_bf16() {
 }
 
 // The system saves tiles only for processes that asked (Linux, x86/xstate): state 18 is their data.
-bool has_amx() {
+bool has_tiles(int instructions) {
     constexpr long REQUEST = 0x1023, TILE_DATA = 18;
+    constexpr int TILES = 24;
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> instructions & 1) || !(d >> TILES & 1)) return false;
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 }
 
@@ -38,7 +40,12 @@ bool cpu_has_avx512bf16() {
 }
 
 bool cpu_has_amx() {
-    static const bool there = has_amx();
+    static const bool there = has_tiles(22);
+    return there;
+}
+
+bool cpu_has_amx_int8() {
+    static const bool there = has_tiles(25);
     return there;
 }
 
@@ -46,6 +53,7 @@ bool cpu_has_amx() {
 
 bool cpu_has_avx512bf16() { return false; }
 bool cpu_has_amx() { return false; }
+bool cpu_has_amx_int8() { return false; }
 
 #endif
 

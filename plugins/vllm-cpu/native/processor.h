@@ -6,8 +6,9 @@ namespace vllm_cpu {
 
 bool cpu_has_avx512bf16();
 
-// Tiles of bfloat16, where the system lets this process use them.
+// Tiles of bfloat16 and of bytes, where the system lets this process use them.
 bool cpu_has_amx();
+bool cpu_has_amx_int8();
 
 }  // namespace vllm_cpu
 

@@ -92,6 +92,32 @@ def test_many_rows_of_bfloat16_times_bfloat16(n, k) -> None:
     assert error_of(out - bias, x, weight) < 1e-5
 
 
+@pytest.mark.parametrize("name", [*SMALL, *LARGE])
+@pytest.mark.parametrize("rows", [5, 16, 33, 100])
+def test_rows_of_bfloat16_times_packed_weights(name, rows) -> None:
+    """Exact, or, by the tiles of AMX, with weights in bfloat16 as a model in bfloat16 has them."""
+    weight, x = weight_of(name, 37, 512), torch.randn(rows, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
+    out = torch.empty(rows, 37)
+    ops.linear(out, x, ops.linear_pack(weight, None, ["a"]))
+    in_bfloat16 = quant.decode(weight, torch.float32).bfloat16()
+    assert min(error_of(out, x, weight), error_of(out, x, in_bfloat16)) < 1e-5
+
+
+@pytest.mark.parametrize("rows", [9, 40])
+@pytest.mark.parametrize("half", [48, 40])
+@pytest.mark.parametrize("name", ["bfloat16", "q4_1"])
+def test_a_gate_between_products_of_bfloat16(rows, half, name) -> None:
+    """Pieces of 16 columns of the gate are pieces of what it gates at 48, and not at 40."""
+    weight, bias, norm = weight_of(name, 2 * half, 64), torch.randn(2 * half), torch.rand(64).bfloat16()
+    packed, plain = ops.linear_pack(weight, bias, ["a"]), reference.linear_pack(weight, bias, ["a"])
+    x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    out, expected, wide = (torch.empty(rows, size).bfloat16() for size in (half, half, 2 * half))
+    scratch = torch.empty_like(x)
+    ops.rms_norm_gated_linear(out, wide, scratch, x, norm, 1e-6, packed, "silu")
+    reference.rms_norm_gated_linear(expected, wide, scratch, x, norm, 1e-6, plain, "silu")
+    assert ((out.float() - expected.float()).abs().max() / expected.abs().max()).item() < TOLERANCE[torch.bfloat16]
+
+
 @pytest.mark.parametrize("rows", [1, 3, 20])
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
 def test_fused_ops_are_their_decompositions(rows, kind) -> None:

@@ -3,11 +3,14 @@
 //
 // AVX2 has no product of bytes that adds into 32 bits, only pairs into 16 (maddubs), which saturate: weights of four bits are
 // summed there over a whole block, those of five and six over as many steps as cannot overflow, and those of eight are
-// widened and take the product of 16 bits, at half the rate. With VNNI all formats are bytes that are never negative.
+// widened and take the product of 16 bits, at half the rate. With VNNI all formats are bytes that are never negative. The tiles
+// of AMX multiply signed bytes, sixteen rows of x at a time.
 #include "int8.h"
 
 #include "linear.h"
+#include "processor.h"
 #include "threads.h"
+#include "tiles.h"
 #include "vmath.h"
 
 VLLM_VARIANT_BEGIN
@@ -37,6 +40,24 @@ struct Form {
     static constexpr int64_t BYTES = COLUMNS * (WIDE ? 64 : 32);  // of a block of 32 numbers of K
 };
 
+// The offset that a format's scale is multiplied with, where its numbers have a constant one.
+template <class Format>
+constexpr int constant_offset() {
+    if constexpr (Format::HEADS) {
+        return Format::MIN ? 0 : static_cast<int>(Format::OFFSET);
+    } else {
+        return 0;
+    }
+}
+
+// The same for tiles of AMX: numbers are signed, so that a constant offset is in them.
+template <class Format>
+struct Tiled {
+    static constexpr int SPLIT = Form<Format>::SPLIT, ROWS = TILE_ROWS8, LIFT = constant_offset<Format>();
+    static constexpr bool WIDE = false, OFFSET = !Format::SIGNED && !LIFT;
+    static constexpr int64_t BYTES = COLUMNS * 32;
+};
+
 // bytes [blocks, steps, columns, 4 or 2 numbers]; scale, offset [blocks * SPLIT, columns].
 struct Panel {
     uint8_t *bytes;
@@ -45,10 +66,10 @@ struct Panel {
 };
 
 // Eight rows of one block, as bytes in the order of K, to eight of the panel's columns.
-template <class Format>
+template <class F>
 VLLM_INLINE void place(const __m256i *rows, uint8_t *to) {
     __m256i part[8];
-    if constexpr (Form<Format>::WIDE) {
+    if constexpr (F::WIDE) {
         for (int half = 0; half < 2; ++half) {
             for (int r = 0; r < 8; ++r)
                 part[r] = _mm256_cvtepi8_epi16(half ? _mm256_extracti128_si256(rows[r], 1) : _mm256_castsi256_si128(rows[r]));
@@ -57,8 +78,8 @@ VLLM_INLINE void place(const __m256i *rows, uint8_t *to) {
                 _mm256_store_si256(reinterpret_cast<__m256i *>(to + (8 * half + s) * COLUMNS * 4), part[s]);
         }
     } else {
-        const __m256i lift = _mm256_set1_epi8(static_cast<char>(Form<Format>::LIFT));
-        for (int r = 0; r < 8; ++r) part[r] = Form<Format>::LIFT ? _mm256_add_epi8(rows[r], lift) : rows[r];
+        const __m256i lift = _mm256_set1_epi8(static_cast<char>(F::LIFT));
+        for (int r = 0; r < 8; ++r) part[r] = F::LIFT ? _mm256_add_epi8(rows[r], lift) : rows[r];
         transpose8(part);
         for (int s = 0; s < 8; ++s) _mm256_store_si256(reinterpret_cast<__m256i *>(to + s * COLUMNS * 4), part[s]);
     }
@@ -71,24 +92,24 @@ VLLM_INLINE __m256 low_halves(__m256i words) {
 }
 
 // Scales and offsets of eight rows' blocks that begin at p[r] + at, from the halves there.
-template <class Format>
+template <class Format, class F>
 VLLM_INLINE void place_heads(const uint8_t *const *p, int64_t at, float *scales, float *offsets) {
     int32_t heads[8];
     for (int r = 0; r < 8; ++r) memcpy(heads + r, p[r] + at, 4);
     const __m256i words = _mm256_setr_epi32(heads[0], heads[1], heads[2], heads[3], heads[4], heads[5], heads[6], heads[7]);
     const __m256 scale = low_halves(words);
     _mm256_store_ps(scales, scale);
-    if constexpr (Form<Format>::OFFSET) {
-        __m256 offset = _mm256_mul_ps(scale, _mm256_set1_ps(Format::OFFSET - static_cast<float>(Form<Format>::LIFT)));
+    if constexpr (F::OFFSET) {
+        __m256 offset = _mm256_mul_ps(scale, _mm256_set1_ps(Format::OFFSET - static_cast<float>(F::LIFT)));
         if constexpr (Format::MIN) offset = low_halves(_mm256_srli_epi32(words, 16));
         _mm256_store_ps(offsets, offset);
     }
 }
 
 // Rows n .. n + count - 1 of the weight; the last one stands for those that are not there.
-template <class Format>
+template <class Format, class F>
 void unpack(const vllm_matrix &w, int64_t n, int64_t count, const Panel &panel) {
-    constexpr int SPLIT = Form<Format>::SPLIT, BLOCKS = Format::BLOCKS;
+    constexpr int SPLIT = F::SPLIT, BLOCKS = Format::BLOCKS;
     const int64_t chunks = w.k / (32 * BLOCKS);
     for (int64_t first = 0; first < COLUMNS; first += 8) {
         Row rows[8];
@@ -100,8 +121,8 @@ void unpack(const vllm_matrix &w, int64_t n, int64_t count, const Panel &panel) 
                 const int64_t at = c * Format::BYTES;
                 __m256i bytes[8];
                 for (int r = 0; r < 8; ++r) bytes[r] = Format::numbers(p[r] + at);
-                place<Format>(bytes, panel.bytes + c * Form<Format>::BYTES + first * 4);
-                place_heads<Format>(p, at, panel.scale + c * COLUMNS + first, panel.offset + c * COLUMNS + first);
+                place<F>(bytes, panel.bytes + c * F::BYTES + first * 4);
+                place_heads<Format, F>(p, at, panel.scale + c * COLUMNS + first, panel.offset + c * COLUMNS + first);
             }
             continue;
         }
@@ -114,11 +135,11 @@ void unpack(const vllm_matrix &w, int64_t n, int64_t count, const Panel &panel) 
                     for (int s = 0; s < SPLIT; ++s) {
                         float own = s ? _mm_cvtss_f32(_mm256_extractf128_ps(scale, 1)) : _mm256_cvtss_f32(scale);
                         panel.scale[at + s * COLUMNS] = own;
-                        panel.offset[at + s * COLUMNS] = offset - static_cast<float>(Form<Format>::LIFT) * own;
+                        panel.offset[at + s * COLUMNS] = offset - static_cast<float>(F::LIFT) * own;
                     }
                 });
             for (int i = 0; i < BLOCKS; ++i)
-                place<Format>(bytes[i], panel.bytes + (c * BLOCKS + i) * Form<Format>::BYTES + first * 4);
+                place<F>(bytes[i], panel.bytes + (c * BLOCKS + i) * F::BYTES + first * 4);
         }
     }
 }
@@ -255,26 +276,13 @@ void multiply(const Group8 *group, const Panel &panel, int64_t blocks, float *ou
 
 #endif
 
-// A row's 16 products, or fewer, to where they go.
-VLLM_INLINE void finish(const Output &output, int64_t row, int64_t column, float *products, int64_t count) {
-    if (count == COLUMNS && output.dtype == VLLM_FLOAT32 && !output.bias) {
-        float *to = reinterpret_cast<float *>(output.data) + row * output.stride + column;
-        for (int i = 0; i < COLUMNS; i += VF) {
-            vf value = vf_load(products + i);
-            vf_store(to + i, output.add ? vf_add(value, vf_load(to + i)) : value);
-        }
-        return;
-    }
-    store(output, row, column, products, count);
-}
-
 // Memory of a panel, whatever its format.
 int64_t panel_bytes(int64_t k) { return k / 32 * COLUMNS * (64 + 2 * 2 * 4); }
 
-template <class Format>
+template <class F>
 Panel panel_in(char *memory, int64_t k) {
-    const int64_t blocks = k / 32, scales = blocks * Form<Format>::SPLIT * COLUMNS;
-    float *scale = reinterpret_cast<float *>(memory + blocks * Form<Format>::BYTES);
+    const int64_t blocks = k / 32, scales = blocks * F::SPLIT * COLUMNS;
+    float *scale = reinterpret_cast<float *>(memory + blocks * F::BYTES);
     return Panel{reinterpret_cast<uint8_t *>(memory), scale, scale + scales};
 }
 
@@ -285,6 +293,83 @@ Group8 group_at(const Rows8 &in, int64_t m) {
     const uint8_t *numbers = Form<Format>::WIDE ? in.wide + group * in.k * 8 : in.q + group * in.k * 4;
     return Group8{numbers + within * 4, in.facts + group * blocks * FACTS8 + within};
 }
+
+// How a form's products begin and end on a thread, and pass over rows m0 .. m0 + ROWS - 1 of x.
+template <class Format>
+void begin(Form<Format>) {}
+template <class Format>
+void end(Form<Format>) {}
+
+template <class Format>
+void pass(Form<Format>, const Rows8 &in, int64_t m0, const Panel &panel, int64_t blocks, float *out) {
+    Group8 groups[2];
+    for (int64_t g = 0; g < 2; ++g) groups[g] = group_at<Format>(in, m0 + 4 * g < in.rows ? m0 + 4 * g : m0);
+    multiply<Format>(groups, panel, blocks, out);
+}
+
+#ifdef VLLM_AMX
+
+template <class Format>
+VLLM_TARGET("amx-tile") void begin(Tiled<Format>) {
+    const TileConfig config(32 / Tiled<Format>::SPLIT);
+    _tile_loadconfig(config.written());
+}
+template <class Format>
+VLLM_TARGET("amx-tile") void end(Tiled<Format>) {
+    _tile_release();
+}
+
+// Products of 16 rows and the panel's 16 columns over the numbers of one scale, integers; PART: which of a block's scales.
+// The instructions have the tiles' numbers in them.
+#define VLLM_DOTS(PART, SUMS, A, B, dots) \
+    _tile_zero(SUMS);                     \
+    _tile_loadd(A, x, 32);                \
+    _tile_loadd(B, w, COLUMNS * 4);       \
+    _tile_dpbssd(SUMS, A, B);             \
+    _tile_stored(SUMS, dots, COLUMNS * 4); \
+    w += COLUMNS * K_BYTES;               \
+    x += PART + 1 < SPLIT ? K_BYTES : X_BYTES - PART % SPLIT * K_BYTES
+
+// out [16, 16] = products over all blocks. Those of the next numbers are in the tiles while these are scaled.
+template <class Format>
+VLLM_TARGET("amx-tile,amx-int8") void pass(Tiled<Format>, const Rows8 &in, int64_t m0, const Panel &panel, int64_t blocks, float *out) {
+    typedef Tiled<Format> F;
+    constexpr int SPLIT = F::SPLIT, K_BYTES = 32 / SPLIT, X_BYTES = TILE_ROWS8 * 32;
+    const int64_t count = blocks * SPLIT;
+    const uint8_t *x = in.q + m0 * in.k, *w = panel.bytes;
+    const float *facts = in.facts + m0 / TILE_ROWS8 * blocks * TILE_FACTS8, *scales = panel.scale, *offsets = panel.offset;
+    alignas(64) int32_t even[TILE_SIDE * TILE_SIDE], odd[TILE_SIDE * TILE_SIDE];
+    __m512 sums[TILE_SIDE];
+    for (int m = 0; m < TILE_SIDE; ++m) sums[m] = _mm512_setzero_ps();
+    auto add = [&](const int32_t *dots, int part) __attribute__((always_inline)) {
+        const float *totals = facts + (SPLIT == 1 ? 1 : 2 + part) * TILE_ROWS8;
+        const __m512 scale = _mm512_loadu_ps(scales), offset = _mm512_loadu_ps(offsets);
+        for (int m = 0; m < TILE_SIDE; ++m) {
+            const __m512 dot = _mm512_cvtepi32_ps(_mm512_loadu_si512(dots + m * TILE_SIDE));
+            sums[m] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, _mm512_set1_ps(facts[m])), sums[m]);
+            if (F::OFFSET) sums[m] = _mm512_fmadd_ps(offset, _mm512_set1_ps(totals[m]), sums[m]);
+        }
+        scales += COLUMNS, offsets += COLUMNS;
+        if (SPLIT == 1 || part) facts += TILE_FACTS8;
+    };
+    VLLM_DOTS(0, 0, 4, 6, even);
+    for (int64_t i = 0; i < count; i += 2) {
+        if (i + 1 < count) {
+            VLLM_DOTS(1, 1, 5, 7, odd);
+        }
+        add(even, 0);
+        if (i + 1 == count) break;
+        if (i + 2 < count) {
+            VLLM_DOTS(0, 0, 4, 6, even);
+        }
+        add(odd, 1);
+    }
+    for (int m = 0; m < TILE_SIDE; ++m) _mm512_storeu_ps(out + m * COLUMNS, sums[m]);
+}
+
+#undef VLLM_DOTS
+
+#endif
 
 // The weights of the panel that this thread will probably have next, asked for while the rows of x pass over this one: rows are
 // too short for the core's own guesses.
@@ -308,36 +393,30 @@ class Ahead {
     int64_t left, step;
 };
 
-template <class Format>
+template <class Format, class F>
 void multiply_format(const Columns &one, const Rows8 &in, const Output &output, char *memory) {
-    constexpr int ROWS = Form<Format>::ROWS;
+    constexpr int ROWS = F::ROWS;
     const int64_t blocks = in.k / 32;
-    Panel panel = panel_in<Format>(memory, in.k), gated{};
-    unpack<Format>(*one.w, one.n, one.count, panel);
+    Panel panel = panel_in<F>(memory, in.k), gated{};
+    unpack<Format, F>(*one.w, one.n, one.count, panel);
     if (one.gated) {
-        gated = panel_in<Format>(memory + panel_bytes(in.k), in.k);
-        unpack<Format>(*one.gated, one.gated_n, one.count, gated);
+        gated = panel_in<F>(memory + panel_bytes(in.k), in.k);
+        unpack<Format, F>(*one.gated, one.gated_n, one.count, gated);
     }
     alignas(64) float products[ROWS * COLUMNS], factors[ROWS * COLUMNS];
     Ahead ahead(*one.w, one.n, one.gated, one.gated_n, (in.rows + ROWS - 1) / ROWS);
+    begin(F{});
     for (int64_t m0 = 0; m0 < in.rows; m0 += ROWS) {
         ahead.ask();
-        Group8 groups[2];
-        for (int64_t g = 0; g < 2; ++g) groups[g] = group_at<Format>(in, m0 + 4 * g < in.rows ? m0 + 4 * g : m0);
-        multiply<Format>(groups, panel, blocks, products);
+        pass(F{}, in, m0, panel, blocks, products);
         if (one.gated) {
-            multiply<Format>(groups, gated, blocks, factors);
-            if (one.bias)
-                for (int i = 0; i < ROWS * COLUMNS; ++i) {
-                    int column = i % COLUMNS < one.count ? i % COLUMNS : 0;
-                    products[i] += one.bias[column], factors[i] += one.gated_bias[column];
-                }
-            for (int i = 0; i < ROWS * COLUMNS; i += VF)
-                vf_store(products + i, vf_mul(vf_activate(vf_load(products + i), one.activation), vf_load(factors + i)));
+            pass(F{}, in, m0, gated, blocks, factors);
+            gate_panel(one, products, factors, ROWS);
         }
         for (int64_t m = 0; m < ROWS && m0 + m < in.rows; ++m)
             finish(output, m0 + m, one.column, products + m * COLUMNS, one.count);
     }
+    end(F{});
 }
 
 }  // namespace
@@ -348,14 +427,29 @@ bool takes_wide8(int32_t format) {
     return wide;
 }
 
+bool takes_tiles8() {
+#ifdef VLLM_AMX
+    return cpu_has_amx_int8();
+#else
+    return false;
+#endif
+}
+
 bool multiply_columns8(const Columns &one, const Rows8 &in, const Output &output) {
     char *memory = static_cast<char *>(scratch(2, static_cast<size_t>(panel_bytes(in.k) * (one.gated ? 2 : 1))));
-    return memory && with_format8(one.w->format, [&](auto format) { multiply_format<decltype(format)>(one, in, output, memory); });
+    return memory && with_format8(one.w->format, [&](auto known) {
+               using Format = decltype(known);
+#ifdef VLLM_AMX
+               if (takes_tiles8()) return multiply_format<Format, Tiled<Format>>(one, in, output, memory);
+#endif
+               multiply_format<Format, Form<Format>>(one, in, output, memory);
+           });
 }
 
 #else
 
 bool takes_wide8(int32_t) { return false; }
+bool takes_tiles8() { return false; }
 bool multiply_columns8(const Columns &, const Rows8 &, const Output &) { return false; }
 
 #endif

@@ -194,6 +194,16 @@ void quantise_group(const float *const *x, int64_t k, uint8_t *q, uint8_t *wide,
     }
 }
 
+void quantise_tile_row(const float *x, int64_t k, int64_t row, uint8_t *q, float *facts) {
+    q += row * 32, facts += row;
+    for (int64_t b = 0; b < k / 32; ++b, q += TILE_ROWS8 * 32, facts += TILE_FACTS8) {
+        const Block8 block = quantise(x + b * 32);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(q), block.numbers);
+        facts[0] = block.step, facts[TILE_ROWS8] = block.low + block.high;
+        facts[2 * TILE_ROWS8] = block.low, facts[3 * TILE_ROWS8] = block.high;
+    }
+}
+
 bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, float *out, int64_t stride) {
     return with_format8(w.format, [&](auto format) {
         using Format = decltype(format);
@@ -221,6 +231,7 @@ bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64
 bool reads_int8(const vllm_matrix &) { return false; }
 void quantise_row(const float *, int64_t, int8_t *, float *) {}
 void quantise_group(const float *const *, int64_t, uint8_t *, uint8_t *, float *) {}
+void quantise_tile_row(const float *, int64_t, int64_t, uint8_t *, float *) {}
 bool multiply_vector8(const vllm_matrix &, const Inputs8 &, int64_t, int64_t, float *, int64_t) { return false; }
 
 #endif

@@ -224,9 +224,10 @@ int32_t linear(const vllm_linear_call *given, void *out, int64_t out_stride, con
     const int64_t k = call.k, kp = padded(k), x_bytes = item_bytes(call.x_dtype);
     const char *source = static_cast<const char *>(x);
     Output output{static_cast<char *>(out), out_stride, call.out_dtype, call.add, static_cast<const float *>(call.bias)};
-    if (rounds(call)) return multiply_int8(call, source, x_stride, rows, output) ? VLLM_OK : VLLM_FAILED;
+    // Where both are allowed, bfloat16 is the faster of the two for many rows, and rounds less.
     if (rows > VECTOR_ROWS && is_bfloat16(call))
         return multiply_bfloat16(call, source, x_stride, rows, output) ? VLLM_OK : VLLM_FAILED;
+    if (rounds(call)) return multiply_int8(call, source, x_stride, rows, output) ? VLLM_OK : VLLM_FAILED;
     bool as_is = call.x_dtype == VLLM_FLOAT32 && !call.norm && x_stride == kp && kp == k;
     const float *plain = static_cast<const float *>(x);
     if (!as_is) {

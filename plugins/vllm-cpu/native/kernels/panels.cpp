@@ -9,10 +9,10 @@ VLLM_VARIANT_BEGIN
 
 namespace {
 
-// Columns of `call` in pieces of at most PANEL_COLUMNS that lie within one part, one of two where there is a gate.
-int64_t panels_of(const vllm_linear_call &call) {
+// Columns of `call` in pieces of at most `width` that lie within one part, one of two where there is a gate.
+int64_t panels_of(const vllm_linear_call &call, int64_t width) {
     int64_t count = 0;
-    for (int64_t p = 0; p < call.num_parts; ++p) count += (call.parts[p].n + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
+    for (int64_t p = 0; p < call.num_parts; ++p) count += (call.parts[p].n + width - 1) / width;
     return count;
 }
 
@@ -22,16 +22,16 @@ const vllm_matrix *part_at(const vllm_linear_call &call, int64_t &n) {
     return part;
 }
 
-Columns panel_at(const vllm_linear_call &call, int64_t index) {
+Columns panel_at(const vllm_linear_call &call, int64_t index, int64_t width) {
     int64_t first = 0;
     const vllm_matrix *part = call.parts;
     for (;; ++part) {
-        int64_t own = (part->n + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
+        int64_t own = (part->n + width - 1) / width;
         if (index < own) break;
         index -= own, first += part->n;
     }
-    int64_t n = index * PANEL_COLUMNS, left = part->n - n;
-    return Columns{part, n, left < PANEL_COLUMNS ? left : PANEL_COLUMNS, first + n, nullptr, 0, 0, nullptr, nullptr};
+    int64_t n = index * width, left = part->n - n;
+    return Columns{part, n, left < width ? left : width, first + n, nullptr, 0, 0, nullptr, nullptr};
 }
 
 // Whether gate and what is gated can be multiplied side by side: pieces of one are pieces of the other.
@@ -41,28 +41,42 @@ bool gates_in_pieces(const vllm_linear_call &call) {
     return call.num_parts == 2 && call.parts[0].n == half && call.parts[0].format == call.parts[1].format;
 }
 
-// Products of many rows, gate included where `fused`.
-bool multiply_panels8(const vllm_linear_call &call, const Rows8 &in, const Output &output, bool fused) {
-    const int64_t half = call.n / 2, count = fused ? panels_of(call) / 2 : panels_of(call);
+// Panels of a call shared out among the threads, each with its gate where they are `fused`, else of `width` columns;
+// multiply(one, to) makes one.
+template <class Multiply>
+bool multiply_panels(const vllm_linear_call &call, int64_t rows, const Output &output, bool fused, int64_t width,
+                     const Multiply &multiply) {
+    const int64_t half = call.n / 2, count = panels_of(call, width) / (fused ? 2 : 1);
     const float *bias = static_cast<const float *>(call.bias);
     Output to = output;
     if (fused) to.bias = nullptr;
     // A panel a task keeps the threads even; panels of few rows are over before the next is handed out.
-    const int64_t together = in.rows < 32 ? 2 : 1;
+    const int64_t together = rows < 32 ? 2 : 1;
     std::atomic<bool> done{true};
     parallel((count + together - 1) / together, [&](int64_t task) {
         for (int64_t index = task * together; index < (task + 1) * together && index < count; ++index) {
-            Columns one = panel_at(call, index);
+            Columns one = panel_at(call, index, width);
             if (fused) {
                 one.gated_n = half + one.column;
                 one.gated = part_at(call, one.gated_n);
                 one.activation = call.gate - 1;
                 if (bias) one.bias = bias + one.column, one.gated_bias = bias + half + one.column;
             }
-            if (!multiply_columns8(one, in, to)) done = false;
+            if (!multiply(one, to)) done = false;
         }
     });
     return done;
+}
+
+// The same, and the gate after all products where panels of the gate are none of what is gated.
+template <class Multiply>
+bool multiply_all(const vllm_linear_call &call, int64_t rows, const Output &output, int64_t width, const Multiply &multiply) {
+    if (call.gate && gates_in_pieces(call)) return multiply_panels(call, rows, output, true, PANEL_COLUMNS, multiply);
+    Output target = output;
+    float *whole = call.gate ? wide_rows(call, rows, output, target) : nullptr;
+    if ((call.gate && !whole) || !multiply_panels(call, rows, target, false, width, multiply)) return false;
+    if (call.gate) gate_rows(call, whole, rows, output);
+    return true;
 }
 
 // Few rows: each weight is read once.
@@ -111,7 +125,8 @@ bool multiply_int8(const vllm_linear_call &call, const char *x, int64_t x_stride
     }
     bool takes_wide = false;
     for (int64_t p = 0; p < call.num_parts; ++p) takes_wide = takes_wide || takes_wide8(call.parts[p].format);
-    const int64_t filled = (rows + 3) / 4 * 4;
+    const bool tiles = takes_tiles8();
+    const int64_t group_rows = tiles ? TILE_ROWS8 : 4, groups = (rows + group_rows - 1) / group_rows, filled = groups * group_rows;
     char *memory = static_cast<char *>(scratch(1, static_cast<size_t>(filled * (k * (takes_wide ? 3 : 1) + blocks * FACTS8))));
     if (!memory) return false;
     float *facts = reinterpret_cast<float *>(memory);
@@ -119,58 +134,71 @@ bool multiply_int8(const vllm_linear_call &call, const char *x, int64_t x_stride
     uint8_t *wide = takes_wide ? q + filled * k : nullptr;
     std::atomic<bool> done{true};
     const bool as_is = call.x_dtype == VLLM_FLOAT32 && !call.norm;
-    parallel_ranges(filled / 4, 2, [&](int64_t begin, int64_t end) {
+    parallel_ranges(groups, tiles ? 1 : 2, [&](int64_t begin, int64_t end) {
         float *plain = static_cast<float *>(scratch(5, static_cast<size_t>(4 * k) * 4));
+        // Row `row` of x in float, in place `at` of the four; the last one stands for those that are not there.
+        auto line = [&](int64_t row, int64_t at) {
+            const char *from = x + (row < rows ? row : rows - 1) * row_step;
+            if (as_is) return reinterpret_cast<const float *>(from);
+            plain_row(call, from, plain + at * k);
+            return static_cast<const float *>(plain + at * k);
+        };
         for (int64_t group = begin; plain && group < end; ++group) {
-            const float *lines[4];
-            for (int64_t m = 0; m < 4; ++m) {
-                const char *row = x + (4 * group + m < rows ? 4 * group + m : rows - 1) * row_step;
-                lines[m] = as_is ? reinterpret_cast<const float *>(row) : plain + m * k;
-                if (!as_is) plain_row(call, row, plain + m * k);
+            if (tiles) {
+                for (int64_t m = 0; m < TILE_ROWS8; ++m)
+                    quantise_tile_row(line(group * TILE_ROWS8 + m, 0), k, m, q + group * TILE_ROWS8 * k,
+                                      facts + group * blocks * TILE_FACTS8);
+                continue;
             }
+            const float *lines[4];
+            for (int64_t m = 0; m < 4; ++m) lines[m] = line(4 * group + m, m);
             quantise_group(lines, k, q + group * k * 4, wide ? wide + group * k * 8 : nullptr, facts + group * blocks * FACTS8);
         }
         if (!plain) done = false;
     });
     if (!done) return false;
     const Rows8 in{q, wide, facts, k, rows};
-    if (call.gate && gates_in_pieces(call)) return multiply_panels8(call, in, output, true);
-    Output target = output;
-    float *whole = call.gate ? wide_rows(call, rows, output, target) : nullptr;
-    if ((call.gate && !whole) || !multiply_panels8(call, in, target, false)) return false;
-    if (call.gate) gate_rows(call, whole, rows, output);
-    return true;
+    return multiply_all(call, rows, output, PANEL_COLUMNS,
+                        [&](const Columns &one, const Output &to) { return multiply_columns8(one, in, to); });
+}
+
+void gate_panel(const Columns &one, float *products, float *factors, int64_t rows) {
+    for (int64_t i = 0; one.bias && i < rows * PANEL_COLUMNS; ++i) {
+        const int64_t column = i % PANEL_COLUMNS;
+        if (column < one.count) products[i] += one.bias[column], factors[i] += one.gated_bias[column];
+    }
+    gate_row(one.activation, products, factors, rows * PANEL_COLUMNS, products);
 }
 
 bool is_bfloat16(const vllm_linear_call &call) {
-    bool all = call.x_dtype == VLLM_BFLOAT16 && multiplies16();
-    for (int64_t p = 0; p < call.num_parts; ++p) all = all && call.parts[p].format == VLLM_ROWS_BFLOAT16;
+    bool all = call.x_dtype == VLLM_BFLOAT16;
+    for (int64_t p = 0; p < call.num_parts; ++p) all = all && multiplies16(call.parts[p]);
     return all;
 }
 
 bool multiply_bfloat16(const vllm_linear_call &call, const char *x, int64_t x_stride, int64_t rows, const Output &output) {
-    const int64_t k = call.k, kp = (k + 31) / 32 * 32;
-    uint16_t *made = static_cast<uint16_t *>(scratch(1, static_cast<size_t>(rows * kp) * 2));
+    const int64_t k = call.k, kp = (k + 31) / 32 * 32, filled = (rows + TILE_ROWS8 - 1) / TILE_ROWS8 * TILE_ROWS8;
+    uint16_t *made = static_cast<uint16_t *>(scratch(1, static_cast<size_t>(filled * kp) * 2));
     if (!made) return false;
     std::atomic<bool> done{true};
     parallel_ranges(rows, 8, [&](int64_t begin, int64_t end) {
         float *plain = static_cast<float *>(scratch(5, static_cast<size_t>(k) * 4));
         for (int64_t row = begin; plain && row < end; ++row) {
-            plain_row(call, x + row * x_stride * 2, plain);
-            narrow(made + row * kp, plain, VLLM_BFLOAT16, k);
+            const char *from = x + row * x_stride * 2;
+            if (call.norm) {
+                plain_row(call, from, plain);
+                narrow(made + row * kp, plain, VLLM_BFLOAT16, k);
+            } else {
+                memcpy(made + row * kp, from, static_cast<size_t>(k) * 2);
+            }
             memset(made + row * kp + k, 0, static_cast<size_t>(kp - k) * 2);
         }
         if (!plain) done = false;
     });
-    Output target = output;
-    float *whole = call.gate ? wide_rows(call, rows, output, target) : nullptr;
-    if (!done || (call.gate && !whole)) return false;
+    if (!done) return false;
     const Inputs16 in{made, kp, rows};
-    parallel(panels_of(call), [&](int64_t index) {
-        if (!multiply_columns16(panel_at(call, index), in, target)) done = false;
-    });
-    if (done && call.gate) gate_rows(call, whole, rows, output);
-    return done;
+    return multiply_all(call, rows, output, 2 * PANEL_COLUMNS,
+                        [&](const Columns &one, const Output &to) { return multiply_columns16(one, in, to); });
 }
 
 VLLM_VARIANT_END

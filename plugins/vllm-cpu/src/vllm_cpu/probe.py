@@ -15,7 +15,7 @@ from pathlib import Path
 from vllm_core.api import Check, DeviceFacts, ProbeReport, UnsupportedError
 from vllm_cpu import native
 
-INTERESTING = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
+INTERESTING = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
 SMALL_SHM_BYTES = 64 << 20
 MAX_WORKERS = 8
 """Processes that may share a model on one host. They divide its cores; beyond this they would mostly wait for each other."""

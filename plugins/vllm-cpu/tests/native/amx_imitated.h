@@ -1,4 +1,5 @@
-// The tiles of AMX as far as gemm16.cpp uses them, imitated: eight tiles a thread, products of bfloat16 in float.
+// The tiles of AMX as far as the kernels use them, imitated: eight tiles a thread, products of bfloat16 in float, of bytes in
+// integers.
 #ifndef VLLM_TESTS_AMX_IMITATED_H
 #define VLLM_TESTS_AMX_IMITATED_H
 
@@ -61,6 +62,19 @@ inline void imitated_tile_dpbf16ps(int sums, int a, int b) {
             }
 }
 
+// sums [M, N] += a [M, K groups] times b [K groups, N], groups of four signed bytes.
+inline void imitated_tile_dpbssd(int sums, int a, int b) {
+    for (int m = 0; m < imitated.rows[sums]; ++m)
+        for (int k = 0; k < imitated.row_bytes[a] / 4; ++k)
+            for (int n = 0; n < imitated.row_bytes[sums] / 4; ++n) {
+                int32_t sum;
+                memcpy(&sum, imitated.data[sums][m] + 4 * n, 4);
+                for (int i = 0; i < 4; ++i)
+                    sum += static_cast<int8_t>(imitated.data[a][m][4 * k + i]) * static_cast<int8_t>(imitated.data[b][k][4 * n + i]);
+                memcpy(imitated.data[sums][m] + 4 * n, &sum, 4);
+            }
+}
+
 }  // namespace
 
 // The compilers' headers have these names, too.
@@ -76,5 +90,7 @@ inline void imitated_tile_dpbf16ps(int sums, int a, int b) {
 #define _tile_stored imitated_tile_stored
 #undef _tile_dpbf16ps
 #define _tile_dpbf16ps imitated_tile_dpbf16ps
+#undef _tile_dpbssd
+#define _tile_dpbssd imitated_tile_dpbssd
 
 #endif
