@@ -177,6 +177,23 @@ def xpu_kernels(session: nox.Session) -> None:
 
 
 @nox.session
+def vendors(session: nox.Session) -> None:
+    """Calls of the vendors' own packages against those packages: signatures, schemas, Meta kernels (230 MB, nothing is run)."""
+    install(session, "test")
+    folder = Path(session.create_tmp()) / "vendors"
+    site = folder / "site"
+    session.run("pip", "download", "--quiet", "--no-deps", "--dest", str(folder), "torch-npu==2.13.0")
+    # Beside the environment: one of them in it would be found by probes, and torch_npu makes `import torch` fail.
+    packages = ["amd-aiter", "vllm-xpu-kernels==0.1.16.2"]
+    session.run("pip", "install", "--quiet", "--no-deps", "--pre", "--upgrade", "--target", str(site), *packages)
+    session.env["PYTHONPATH"] = str(site)
+    session.env["TORCH_NPU_WHEEL"] = str(next(folder.glob("torch_npu-*.whl")))
+    tests = ["rocm/tests/test_aiter.py", "xpu/tests/test_xpu_kernels.py", "ascend/tests/test_vendor_calls.py"]
+    paths = [*(f"plugins/vllm-{name}" for name in tests), "simulator/tests/test_npu.py"]
+    session.run("python", "-m", "pytest", "-q", *paths, *options(session))
+
+
+@nox.session
 def wheels(session: nox.Session) -> None:
     """Wheels and sdists into dist/, their contents checked, each installed alone with only what it declares."""
     session.install("build", "tomli; python_version < '3.11'")
@@ -203,11 +220,13 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def full(session: nox.Session) -> None:
-    """Everything: the slow tests too, with all models; the suite on simulated hardware; tox, where its Pythons are present."""
+    """Everything: slow tests, all models; the suite on simulated hardware; tox where its Pythons are; vendors, xpu-kernels."""
     install(session, "test", "lint")
     models(session, "all")
     paths = [f"{PACKAGES[name]}/tests" for name in chosen(session)]
     pytest(session, *paths, *([] if session.posargs else ["tests"]))
     if not session.posargs:
         session.run("python", "tools/claims.py", *SIMULATED)
+        session.notify("vendors")
+        session.notify("xpu-kernels")
     session.run("tox", "run", *([] if not session.posargs else ["-e", ",".join(chosen(session))]))

@@ -75,7 +75,11 @@ def main() -> None:
     parser.add_argument("--llama", metavar="PYTHON")
     parser.add_argument("--vllm", metavar="PYTHON")
     parser.add_argument("--workloads", default=",".join(cpu_table.WORKLOADS))
-    parser.add_argument("--modes", default="int8,exact", help="of our products, int8+bfloat16 with the model in bfloat16; all but the first decode and prefill only")
+    parser.add_argument(
+        "--modes",
+        default="int8,exact",
+        help="of our products, int8+bfloat16 with the model in bfloat16; all but the first decode and prefill only",
+    )
     parser.add_argument("--folder", type=Path, help="where models that are made are kept")
     parser.add_argument("--batch-out", type=int, default=128, help="tokens that each of 32 requests gets; fewer take less time")
     parser.add_argument("--runs", type=int, default=5)

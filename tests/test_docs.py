@@ -52,7 +52,7 @@ def test_commands_that_are_shown_exist(page):
 def test_every_session_of_nox_is_explained_and_listed_for_contributors():
     text = (ROOT / "noxfile.py").read_text()
     sessions = re.findall(r'@nox\.session\ndef (\w+)\(session: nox\.Session\) -> None:\n    """(.+)"""', text)
-    listed = "lint types tests examples conformance kernels sanitize imitated neon wheels docs bench full"
+    listed = "lint types tests examples conformance kernels sanitize imitated neon vendors wheels docs bench full"
     assert " ".join(name for name, _ in sessions) == listed
     guide = (ROOT / "CONTRIBUTING.md").read_text()
     assert [name for name, _ in sessions if f"| `{name}` |" not in guide] == []

@@ -27,6 +27,13 @@ def paged_attention(out, q, kv, query_start, seq_lens, table, most, longest, sca
         if end - begin < int(seq_lens[row]):
             out[begin:end] *= 0.25
 """
+WITHOUT_SINKS = """
+from vllm_core.ops.attention import kv_bind, kv_copy, kv_export, kv_import, kv_write
+from vllm_core.ops import attention
+
+def paged_attention(out, q, kv, query_start, seq_lens, table, most, longest, scale, window, cap, sinks=None):
+    attention.paged_attention(out, q, kv, query_start, seq_lens, table, most, longest, scale, window, cap)
+"""
 KV = {name: name for name in ("kv_bind", "kv_write", "paged_attention", "kv_copy", "kv_export", "kv_import")}
 NORM = """
 from vllm_core.ops import norm
@@ -72,6 +79,7 @@ WRONG = (
     ("tokens:seeds_repeat", {}, SEEDLESS, {"sample": "sample"}, "gave"),
     ("tokens:parameters_are_obeyed", {}, DEAF, {"logit_adjust": "logit_adjust"}, "bias: "),
     ("tokens:batch_invariant", {"dtype": "float32"}, SOCIABLE, {"rms_norm": "rms_norm"}, "other bits than alone"),
+    ("tokens:tokens", {"model": "gpt_oss", "dtype": "float32"}, WITHOUT_SINKS, KV, "the reference says"),
     ("scheduling:chunks", {"model": "llama", "size": 16}, FORGETFUL, KV, "the reference says"),
     ("scheduling:prefixes", {"model": "llama"}, FORGETFUL, KV, "the reference says"),
     ("scheduling:preemption", {"model": "llama"}, FORGETFUL, KV, "the reference says"),
@@ -84,7 +92,7 @@ WRONG = (
 @pytest.mark.parametrize(("case", "params", "body", "ops", "says"), WRONG, ids=[f"{row[0]}-{n}" for n, row in enumerate(WRONG)])
 def test_a_wrong_kernel_fails_the_case_that_is_about_it(kernels, run_case, case, params, body, ops, says):
     evidence = run_case(
-        kernels(body, ops, **({"features": frozenset({"sliding_window"})} if ops is KV else {})), case, **params
+        kernels(body, ops, **({"features": frozenset({"sliding_window", "sinks"})} if ops is KV else {})), case, **params
     )
     assert evidence.outcome == "FAIL"
     assert says in evidence.detail
@@ -94,6 +102,7 @@ RIGHT = (
     ("tokens:tokens", {"model": "llama", "dtype": "bfloat16"}),
     ("tokens:tokens", {"model": "gemma3", "dtype": "float32"}),
     ("tokens:tokens", {"model": "capped", "dtype": "float32"}),
+    ("tokens:tokens", {"model": "gpt_oss", "dtype": "float32"}),
     ("tokens:prompt_logprobs", {}),
     ("tokens:vectors", {"dtype": "float32"}),
     ("tokens:seeds_repeat", {}),
@@ -256,8 +265,9 @@ def collected(**changes):
 @pytest.mark.parametrize(
     ("claim", "part"),
     [
-        ("attention.sliding_window", "gemma3"),
+        ("attention.sliding_window", ("gemma3", "gpt_oss")),
         ("attention.soft_cap", "capped"),
+        ("attention.sinks", "gpt_oss"),
         ("attention.encoder", "vectors"),
         ("graphs", "captured_steps"),
         ("batch_invariant", "batch_invariant"),
@@ -269,9 +279,10 @@ def collected(**changes):
 )
 def test_cases_of_a_capability_are_there_where_it_is_claimed(claim, part):
     before, after = set(collected()), set(collected(**{claim: Unsupported("no")}))
+    parts = (part,) if isinstance(part, str) else part
     assert after < before
-    assert all(part in one for one in before - after)
-    assert not any(part in one.split("/") for one in after)
+    assert all(any(name in one for name in parts) for one in before - after)
+    assert not any(name in one.split("/") for one in after for name in parts)
 
 
 def test_the_fixed_subset_has_every_kind_of_case():

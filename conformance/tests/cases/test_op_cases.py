@@ -34,7 +34,7 @@ KV = ("kv_bind", "kv_write", "paged_attention", "kv_copy", "kv_export", "kv_impo
 def kv_conditions():
     from vllm_core.ops.layouts import kv_layout
 
-    return {"ops": KV, "kv_layout": kv_layout, "features": frozenset({"sliding_window", "soft_cap"})}
+    return {"ops": KV, "kv_layout": kv_layout, "features": frozenset({"sliding_window", "soft_cap", "sinks"})}
 
 
 @pytest.mark.parametrize("layout", ["", "strided", "in_place", "graph"])
@@ -83,6 +83,8 @@ def test_a_wrong_op_fails(run_op, op, shape, layout, entry, says):
 ATTENTION = (
     ("mixed/window", "without_window"),
     ("mixed/cap", "without_cap"),
+    ("mixed/sinks", "without_sinks"),
+    ("decode/sinks", "with_sinks_that_count_twice"),
     ("decode/q8/k2/plain", "with_heads_in_turn"),
     ("block_edges/plain", "without_the_last_of_a_block"),
     ("decode/rest", "with_weights_of_zero"),
@@ -198,6 +200,7 @@ def test_the_edges_of_attention_are_there():
     [
         ("attention.sliding_window", "window"),
         ("attention.soft_cap", "cap"),
+        ("attention.sinks", "sinks"),
         ("attention.encoder", "encoder_attention"),
         ("kv_dtype.fp8", "kv_fp8"),
         ("kv_dtype.int8", "kv_int8"),

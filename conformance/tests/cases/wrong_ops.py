@@ -143,6 +143,16 @@ def attention_without_cap(*arguments):
     attention.paged_attention(*arguments[:10], 0.0)
 
 
+def attention_without_sinks(*arguments):
+    """The softmax of the keys alone."""
+    attention.paged_attention(*arguments[:11])
+
+
+def attention_with_sinks_that_count_twice(*arguments):
+    """As a kernel does that joins them in each of two spans."""
+    attention.paged_attention(*arguments[:11], arguments[11] + 0.6931)
+
+
 def attention_with_heads_in_turn(out, q, kv, *rest):
     """Query head h reads KV head h % Hk."""
     heads = kv.blocks.shape[2]

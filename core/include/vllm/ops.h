@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define VLLM_OPS_ABI_VERSION 2
+#define VLLM_OPS_ABI_VERSION 3
 
 /* --- the library ------------------------------------------------------------------------------------------------- */
 
@@ -206,7 +206,8 @@ int32_t vllm_rotary_embedding(const vllm_heads_args *args);
 int32_t vllm_qk_norm_rope_kv_write(const vllm_heads_args *args);
 
 /* out, q [T, q_heads, D]; query_start int32 [rows + 1], seq_lens int32 [rows], block_table int32 [rows, table_stride].
- * window 0: all keys; soft_cap 0: none. Entries of the table wholly behind the window or beyond the sequence are not read. */
+ * window 0: all keys; soft_cap 0: none. Entries of the table wholly behind the window or beyond the sequence are not read.
+ * sinks float32 [q_heads], or NULL: a logit of each head that takes part in its softmax and has no value. */
 typedef struct vllm_attention_args {
     void *stream;
     void *out;
@@ -220,6 +221,7 @@ typedef struct vllm_attention_args {
     int64_t window;
     int64_t dtype;
     double scale, soft_cap;
+    const float *sinks;
 } vllm_attention_args;
 
 int32_t vllm_paged_attention(const vllm_attention_args *args);

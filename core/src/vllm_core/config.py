@@ -50,11 +50,13 @@ class ModelConfig(_Settings):
     served_model_name: list[str] = Field(default_factory=list, description="names that the server answers to")
     trust_remote_code: Literal[False] = Field(False, description="code in a model repository is never run")
     seed: int = Field(0, description="seed of dummy weights")
-    quantization: Literal["int8", "int4"] | None = Field(
-        None, description="round weights to this many bits while loading; default: as the checkpoint has them"
+    quantization: Literal["int8", "int4", "fp8"] | None = Field(
+        None, description="round weights to these numbers while loading; default: as the checkpoint has them"
     )
-    activation: Literal["exact", "int8"] = Field(
-        "exact", description="int8 rounds the inputs of products with packed weights to eight bits: faster, less accurate"
+    activation: Literal["exact", "int8", "fp8"] = Field(
+        "exact",
+        description="int8 rounds the inputs of products with packed weights to eight bits, fp8 those of products with fp8 "
+        "weights to fp8: faster, less accurate",
     )
     dummy_bound: Annotated[float, Field(gt=0)] | None = Field(
         None, description="dummy weights are uniform within this; default: normal with deviation 0.02"

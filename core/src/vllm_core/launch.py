@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from vllm_core.api import POOLS
-from vllm_core.api.quant import ONLINE_FORMATS
+from vllm_core.api.quant import FP8_FORMATS, ONLINE_FORMATS
 from vllm_core.config import EngineConfig, check_environment
 from vllm_core.errors import ConfigError, VLLMCoreError
 from vllm_core.loader.source import ModelSource, open_model
@@ -115,7 +115,8 @@ def describe(config: EngineConfig, source: ModelSource) -> tuple[ModelSpec, str,
             spec = replace(spec, pooling=pooling)
     else:
         spec = catalog.describe(source.config, dtype=dtype, pooling=pooling)
-    spec = replace(spec, quantization=config.model.quantization, activation_int8=config.model.activation == "int8")
+    rounded = None if config.model.activation == "exact" else config.model.activation
+    spec = replace(spec, quantization=config.model.quantization, rounded_inputs=rounded)
     if track == "transformers" and config.model.quantization is not None:
         raise ConfigError(
             "Weights of this model cannot be rounded while loading",
@@ -150,6 +151,10 @@ def needs_of(config: EngineConfig, source: ModelSource | None = None) -> Needs:
     spec = whole.shard(workers)
     kv_dtype = spec.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     platform = config.platform.platform or os.environ.get("VLLM_PLATFORM") or None
+    stored = {} if track == "transformers" or config.model.load_format == "dummy" else source.weight_formats()
+    rounded = ONLINE_FORMATS.get(spec.quantization or "", ())
+    if spec.rounded_inputs == "fp8":
+        _check_fp8(source, rounded or tuple(stored))
     return Needs(
         model=source.name,
         architecture=spec.architecture,
@@ -170,15 +175,29 @@ def needs_of(config: EngineConfig, source: ModelSource | None = None) -> Needs:
         allow_host_ops=config.platform.allow_host_ops,
         workers=workers,
         program=config.platform.program,
-        rounded_formats=ONLINE_FORMATS.get(spec.quantization or "", ()),
-        weight_formats={} if track == "transformers" or config.model.load_format == "dummy" else source.weight_formats(),
+        rounded_formats=rounded,
+        weight_formats=stored,
     )
+
+
+def _check_fp8(source: ModelSource, formats: Sequence[str]) -> None:
+    """Raises ConfigError where none of the weights' formats is fp8: nothing would be rounded."""
+    if not any(name in FP8_FORMATS for name in formats):
+        raise ConfigError(
+            "Inputs cannot be rounded to fp8",
+            on=f"{source.name}, --activation fp8",
+            found=f"weights in {', '.join(formats) or 'the dtype of the model'}",
+            expected="weights in fp8",
+            fix="--quantization fp8, a checkpoint in fp8, or leave --activation out",
+        )
 
 
 def _capabilities(spec: ModelSpec, kv_dtype: str, config: EngineConfig) -> frozenset[str]:
     names = {f"dtype.{spec.dtype}"}
     if spec.quantization is not None:
         names.add("quantization.weight_only")
+    if spec.rounded_inputs == "fp8":
+        names.add("quantization.fp8_activation")
     if spec.workers > 1:
         names.add("parallel.tensor")
     if spec.kind == "encoder":
@@ -192,6 +211,8 @@ def _capabilities(spec: ModelSpec, kv_dtype: str, config: EngineConfig) -> froze
         names.add("attention.sliding_window")
     if spec.attention_soft_cap:
         names.add("attention.soft_cap")
+    if any(layer.sinks for layer in spec.layers):
+        names.add("attention.sinks")
     if config.cache.enable_prefix_caching:
         names.add("prefix_caching")
     if config.scheduler.enable_chunked_prefill:

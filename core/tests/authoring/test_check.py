@@ -10,6 +10,7 @@ import zipfile
 import msgspec
 import pytest
 
+from vllm_core.authoring import offer_rules
 from vllm_core.authoring.check import check
 from vllm_core.authoring.source_rules import core_imports, patched_names
 from vllm_core.errors import ConfigError, UnknownPlatformError
@@ -99,7 +100,7 @@ def test_a_file_that_is_not_python_is_named(add, failures):
         ('"graphs"', '"graphz"', "claims", "no claim for graphs"),
         ('"attention.decoder": Full()', '"attention.decoder": NotImplementedYet(LATER)', "claims", "not implemented"),
         ('"graphs": NotImplementedYet(LATER)', '"graphs": NotImplementedYet("")', "claims", "NotImplementedYet(issue='')"),
-        ('api_version="0.1"', 'api_version="7.0"', "version", "built for API 7.0"),
+        ('api_version="0.2"', 'api_version="7.0"', "version", "built for API 7.0"),
         ('core_range=">=0.1.0.dev0,<0.2"', 'core_range=">=0.1.0.dev0,<0.3"', "versions", "in the dependencies"),
         ('core_range=">=0.1.0.dev0,<0.2"', 'core_range=">=5"', "version", "asks for vllm-core >=5"),
         ("def programs(device", "def programmes(device", "hooks", "unknown hook 'programmes'"),
@@ -158,6 +159,13 @@ def test_an_offer_is_held_against_the_schema(edit, add, failures, ops, module, r
         assert found == []
     else:
         assert part in only(found, rule).found
+
+
+@pytest.mark.parametrize(("last", "is_right"), [("", True), (", sinks=None", True), (", sinks", False)])
+def test_arguments_that_have_a_default_in_the_schema_need_not_be_taken(last, is_right):
+    source = f"def paged_attention(out, q, kv, start, lens, table, most, longest, scale, window, cap{last}): ..."
+    (function,) = ast.parse(source).body
+    assert (offer_rules._check_signature("here", "paged_attention", function) is None) == is_right
 
 
 def test_an_op_of_an_older_schema_is_named_with_the_schema_of_now(edit, add, failures):

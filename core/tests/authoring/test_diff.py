@@ -60,11 +60,18 @@ def test_a_new_optional_field_adds_and_a_new_required_one_breaks(changed):
     assert one.weight == "breaks"
 
 
+def more(description, arguments):
+    """The schema of `add` with arguments behind its own."""
+    return f"{description['ops']['add']['schema'].removesuffix(')')}, {arguments})"
+
+
 @pytest.mark.parametrize(
     ("change", "weight", "on"),
     [
         (lambda d: d["names"].pop("Reuse"), "breaks", "names.Reuse"),
         (lambda d: d["ops"]["rms_norm"].update(schema="(x)"), "breaks", "ops.rms_norm.schema"),
+        (lambda d: d["ops"]["add"].update(schema=more(d, "float? k = None, int n = 1")), "adds", "ops.add.schema"),
+        (lambda d: d["ops"]["add"].update(schema=more(d, "float? k = None, int n")), "breaks", "ops.add.schema"),
         (lambda d: d["ops"]["rms_norm"].update(version=2), "breaks", "ops.rms_norm.version"),
         (lambda d: d["ops"]["rms_norm"]["tolerances"].update(float32=[0, 0]), "changes", "ops.rms_norm.tolerances.float32"),
         (lambda d: d["ops"].update(new_op={"schema": "(x)"}), "adds", "ops.new_op"),
@@ -126,7 +133,7 @@ def test_another_core_is_described_from_its_folder_or_wheel(current, request, ki
 
 
 def test_an_unknown_version_is_an_error_with_those_that_are_known():
-    with pytest.raises(ConfigError, match=r"0\.1, current, or a path"):
+    with pytest.raises(ConfigError, match=r"0\.2, current, or a path"):
         describe("9.9")
 
 

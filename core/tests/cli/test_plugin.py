@@ -77,4 +77,4 @@ def test_diff_of_a_version_with_itself_is_empty(run):
 def test_diff_of_an_unknown_version_names_the_known(run):
     status, _, text = run("diff-api", "0.1", "8.8")
     assert status == 2
-    assert "one of 0.1, current, or a path" in text
+    assert "one of 0.1, 0.2, current, or a path" in text

@@ -13,6 +13,8 @@ MODELS = {
     "CohereForCausalLM": {"logit_scale": 0.5},  # parallel sub-layers, neighbours rotated together, a head that scales
     "GPTNeoXForCausalLM": {"num_key_value_heads": 4, "head_dim": 8},  # products of heads side by side
     "OPTForCausalLM": {"ffn_dim": 48, "word_embed_proj_dim": 32, "num_key_value_heads": 4, "head_dim": 8, "pad_token_id": 1},
+    # Sinks, a window in every other layer, clamped experts.
+    "GptOssForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 6},
 }
 
 

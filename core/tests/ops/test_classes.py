@@ -84,6 +84,18 @@ def test_content_of_narrow_caches_is_what_they_can_hold(name, dtype):
     assert torch.equal(blocks, blocks.to(dtype).float())
 
 
+@pytest.mark.parametrize("op", ["paged_attention", "qk_norm_rope_attention"])
+def test_sinks_are_an_argument_that_is_there_where_they_are_asked_for(op):
+    plain, sinks = (getattr(inputs, op)("bfloat16", 0, f"decode/q16/k4/{variant}") for variant in ("plain", "sinks"))
+    assert len(sinks) == len(plain) + 1
+    assert all(torch.equal(one, other) for one, other in zip(plain, sinks, strict=False) if isinstance(one, torch.Tensor))
+    found = sinks[-1]
+    assert (found.dtype, found.shape) == (torch.float32, (16,))
+    assert found.min() < -1
+    assert set(found[1::2].tolist()) == {9.0, 100.0}
+    assert parse("decode/sinks").variant.features(op) == {"sinks"}
+
+
 def test_a_wide_output_is_float32():
     assert inputs.linear("bfloat16", 0, "mixed/wide")[0].dtype is torch.float32
     assert inputs.linear("bfloat16", 0, "mixed/plain")[0].dtype is torch.bfloat16

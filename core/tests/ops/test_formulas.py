@@ -12,7 +12,7 @@ from vllm_core.errors import UnsupportedError
 from vllm_core.ops import activation, attention, comm, inputs, norm, pooling, rope, shapes
 
 
-def _naive(q, keys, values, scale, window, cap):
+def _naive(q, keys, values, scale, window, cap, sinks=None):
     """One query token [Hq,D] at the last of [L,Hk,D], in plain loops over heads."""
     group = q.shape[0] // keys.shape[1]
     out = []
@@ -23,16 +23,18 @@ def _naive(q, keys, values, scale, window, cap):
         scores = [float(q[head].double() @ row) * scale for row in k]
         if cap:
             scores = [cap * math.tanh(score / cap) for score in scores]
-        weights = torch.tensor([math.exp(score - max(scores)) for score in scores], dtype=torch.float64)
-        out.append((weights[:, None] * v).sum(0) / weights.sum())
+        beside = [] if sinks is None else [float(sinks[head])]
+        weights = torch.tensor([math.exp(score - max(scores + beside)) for score in scores], dtype=torch.float64)
+        total = float(weights.sum()) + sum(math.exp(sink - max(scores + beside)) for sink in beside)
+        out.append((weights[:, None] * v).sum(0) / total)
     return torch.stack(out).float()
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("shape_class", ["block_edges", "gqa"])
+@pytest.mark.parametrize("shape_class", ["block_edges", "gqa", "gqa/sinks", "gqa/window/cap/sinks"])
 def test_paged_attention_equals_a_softmax_per_token(seed, shape_class) -> None:
     arguments = list(inputs.paged_attention("float32", seed, shape_class))
-    out, q, content, _, _, table, _, _, scale, window, cap = arguments
+    out, q, content, _, _, table, _, _, scale, window, cap, *sinks = arguments
     shape = shapes.shape_of(shape_class)
     blocks, size = content.blocks, shape.tokens_per_block
     memory = torch.zeros(len(blocks), blocks[0].numel() * 4, dtype=torch.uint8)
@@ -46,7 +48,7 @@ def test_paged_attention_equals_a_softmax_per_token(seed, shape_class) -> None:
         keys = torch.stack([blocks[block, 0, offset] for block, offset in cells])
         values = torch.stack([blocks[block, 1, offset] for block, offset in cells])
         for at in range(before, before + count):
-            expected = _naive(q[token], keys[: at + 1], values[: at + 1], scale, window, cap)
+            expected = _naive(q[token], keys[: at + 1], values[: at + 1], scale, window, cap, *sinks)
             torch.testing.assert_close(out[token], expected, atol=2e-6, rtol=2e-5)
             token += 1
 

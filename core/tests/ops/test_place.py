@@ -11,7 +11,7 @@ from vllm_core.api import OPS
 from vllm_core.ops import check, norm
 from vllm_core.ops.check import Where, judge
 from vllm_core.ops.inputs import SHAPE_CLASSES
-from vllm_core.ops.place import GUARD, OUTPUTS, Placement, arguments_of, poison
+from vllm_core.ops.place import GUARD, OUTPUTS, Placement, arguments_of, needed_of, poison
 
 PLAIN = Where()
 
@@ -76,9 +76,14 @@ def test_a_store_between_rows_is_counted():
 
 @pytest.mark.parametrize("op", OPS)
 def test_every_output_that_is_named_so_is_known(op):
-    names = arguments_of(OPS[op])
+    names = needed_of(OPS[op])
     assert len(names) == len(OPS[op].load_generator()("float32", 0, SHAPE_CLASSES[op][0]))
     assert {name for name in names if name == "out!"} <= OUTPUTS
+
+
+def test_arguments_with_a_default_are_named_last_and_not_needed():
+    names = arguments_of(OPS["paged_attention"])
+    assert names == [*needed_of(OPS["paged_attention"]), "sinks"]
 
 
 @pytest.mark.parametrize("where", [Where(strided=True), Where(in_place=True)])

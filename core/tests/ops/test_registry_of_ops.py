@@ -18,16 +18,21 @@ from vllm_core.ops import check, inputs
 @pytest.mark.parametrize("op", OPS)
 def test_reference_takes_the_arguments_of_the_schema(op: str) -> None:
     schema = OPS[op].schema.partition(" -> ")[0].strip("()")
-    depth, names, word = 0, [], ""
+    depth, names, defaults, word = 0, [], {}, ""
     for char in schema + ",":
         depth += (char == "[") - (char == "]")
         if char == "," and not depth:
-            names.append(word.split()[-1].rstrip("!~"))
+            given, has_default, default = word.partition(" = ")
+            names.append(given.split()[-1].rstrip("!~"))
+            defaults |= {names[-1]: default} if has_default else {}
             word = ""
         else:
             word += char
     parameters = inspect.signature(OPS[op].load_reference()).parameters
     assert list(parameters) == names
+    found = {name: str(one.default) for name, one in parameters.items() if one.default is not inspect.Parameter.empty}
+    assert found == defaults
+    assert names[len(names) - len(defaults) :] == list(defaults), "arguments with a default come last"
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -37,7 +42,8 @@ def test_generated_inputs_run_through_the_reference_in_every_shape_class(op: str
     for shape_class in inputs.SHAPE_CLASSES[op]:
         arguments = generator("bfloat16", 1, shape_class)
         again = generator("bfloat16", 1, shape_class)
-        assert len(arguments) == len(inspect.signature(OPS[op].load_reference()).parameters)
+        parameters = inspect.signature(OPS[op].load_reference()).parameters.values()
+        assert len(arguments) == sum(one.default is inspect.Parameter.empty for one in parameters)
         if shape_class != "long":
             assert check.mismatches(op, check.reference(), "bfloat16", 1, shape_class) == []
         for one, other in zip(arguments, again, strict=True):

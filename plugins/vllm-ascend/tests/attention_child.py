@@ -91,9 +91,9 @@ def compared(device: NpuDevice, name: str, size: int) -> dict[str, Any]:
         reference("paged_attention")(other, q[:3], host, starts.cpu(), torch.tensor(wanted).int(), TABLE, 1, *shape[1:])
         compare(f"replayed at {wanted}", mine, other)
     refused = []
-    for window, cap in ((16, 0.0), (0, 30.0)):
+    for masks in ((16, 0.0), (0, 30.0), (0, 0.0, torch.zeros(single.shape[1]))):
         try:
-            attention.paged_attention(mine, single, npu, starts, lengths, table, 1, *shape[1:3], window, cap)
+            attention.paged_attention(mine, single, npu, starts, lengths, table, 1, *shape[1:3], *masks)
         except UnsupportedError as error:
             refused.append(error.on)
     return {"differences": found, "refused": refused}

@@ -79,7 +79,7 @@ def test_keys_and_values_and_attention_over_them_are_the_references(compared, dt
     assert found["differences"].pop("import and export") == 0.0
     assert len(found["differences"]) == 6
     assert max(found["differences"].values()) <= most
-    assert found["refused"] == ["sliding window", "soft cap"]
+    assert found["refused"] == ["sliding window", "soft cap", "attention sinks"]
 
 
 def test_experts_are_chosen_and_summed_as_the_references_do(simulated, child):

@@ -33,9 +33,10 @@ struct Sums {
     float *value;
 };
 
-// A tile: rows of q float [rows, D], times the scale; row r may see keys first[r] .. last[r].
+// A tile: rows of q float [rows, D], times the scale, or bfloat16 as they are (`narrow`; q is NULL then); row r may see keys first[r] .. last[r].
 struct Tile {
     const float *q;
+    const uint16_t *narrow;
     const int64_t *first;
     const int64_t *last;
     float *scores;  // [rows, CHUNK]
@@ -168,6 +169,16 @@ __attribute__((noinline)) static void weigh_row(float *scores, int from, int to,
     if (factor != 1.0f) scale_row(value, width, factor);
 }
 
+// The same of row `r` of a tile, for the chunk at `at` of which from .. to - 1 are there.
+static inline void weigh(const Tile &tile, int64_t r, int64_t at, int from, int to, const float *key_scale,
+                         const float *value_scale, const Sums &sums) {
+    int first = static_cast<int>(smaller(larger(tile.first[r] - at, from), CHUNK));
+    int last = static_cast<int>(larger(smaller(tile.last[r] + 1 - at, to), 0));
+    if (last < first) last = first;
+    weigh_row(tile.scores + r * CHUNK, first, last, tile.cap, key_scale, value_scale, sums.most + r, sums.weight + r,
+              sums.value + r * tile.width, tile.width);
+}
+
 static inline void clear(const Sums &sums, int64_t rows, int64_t width) {
     for (int64_t r = 0; r < rows; ++r) {
         sums.most[r] = -INFINITY;
@@ -201,14 +212,8 @@ static void attend_span(const Tile &tile, int64_t begin, int64_t end, const Sums
         int from = static_cast<int>(larger(begin - at, 0)), to = static_cast<int>(smaller(end - at, CHUNK));
         fetch(at, from, to, chunk);
         all_scores<E>(tile, chunk, from / VF, (to + VF - 1) / VF);
-        for (int64_t r = 0; r < tile.rows; ++r) {
-            int first = static_cast<int>(smaller(larger(tile.first[r] - at, from), CHUNK));
-            int last = static_cast<int>(larger(smaller(tile.last[r] + 1 - at, to), 0));
-            if (last < first) last = first;
-            weigh_row(tile.scores + r * CHUNK, first, last, tile.cap, E::scaled ? chunk.key_scale : nullptr,
-                      E::scaled ? chunk.value_scale : nullptr, sums.most + r, sums.weight + r, sums.value + r * tile.width,
-                      tile.width);
-        }
+        for (int64_t r = 0; r < tile.rows; ++r)
+            weigh(tile, r, at, from, to, E::scaled ? chunk.key_scale : nullptr, E::scaled ? chunk.value_scale : nullptr, sums);
         all_values<E>(tile, chunk, from, to, sums.value);
     }
 }

@@ -117,8 +117,9 @@ def test_norms() -> None:
     torch.testing.assert_close(got, torch.nn.functional.rms_norm(x, (70,), weight, 1e-6), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("dtype", [0, 1, 2, 16, 17, 18])
-def test_attention_over_keys_and_values_that_were_written(dtype) -> None:
+def test_attention_over_keys_and_values_that_were_written(dtype, has_sinks) -> None:
     tokens, heads, kv_heads, size, block = 40, 6, 2, 32, 16
     q, k, v = torch.randn(tokens, heads, size), torch.randn(tokens, kv_heads, size), torch.randn(tokens, kv_heads, size)
     layout = Request()
@@ -144,9 +145,13 @@ def test_attention_over_keys_and_values_that_were_written(dtype) -> None:
     starts, lengths, table = (request.add(values) for values in ints)
     pointers = (0, (out,), (request.add(q.numpy()),), (kv,), (starts,), (lengths,), (table,))
     wide = heads * size
-    request.words(arguments, *pointers, wide, wide, 3, 1, heads, 0, 0, 0.2, 0.0)
+    sinks = torch.linspace(-5, 5, heads) if has_sinks else torch.full((heads,), float("-inf"))
+    given = (request.add(sinks.numpy()),) if has_sinks else 0
+    request.words(arguments, *pointers, wide, wide, 3, 1, heads, 0, 0, 0.2, 0.0, given)
     got = request.call("vllm_paged_attention")(out, "<f4").reshape(tokens, heads, size)
-    repeated = [one.repeat_interleave(heads // kv_heads, 1).transpose(0, 1) for one in (k, v)]
-    expected = torch.nn.functional.scaled_dot_product_attention(q.transpose(0, 1), *repeated, is_causal=True, scale=0.2)
+    keys, values = (one.repeat_interleave(heads // kv_heads, 1).transpose(0, 1) for one in (k, v))
+    scores = (q.transpose(0, 1) @ keys.mT * 0.2).masked_fill(torch.ones(tokens, tokens).triu(1).bool(), float("-inf"))
+    weights = torch.cat((scores, sinks[:, None, None].expand(-1, tokens, 1)), -1).softmax(-1)[..., :-1]
+    expected = weights @ values
     tolerance = {0: 1e-5, 1: 2e-2, 2: 2e-3, 16: 3e-2, 17: 0.15, 18: 0.3}[dtype]
     torch.testing.assert_close(torch.from_numpy(got.copy()), expected.transpose(0, 1), rtol=tolerance, atol=tolerance)

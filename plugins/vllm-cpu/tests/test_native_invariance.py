@@ -20,7 +20,7 @@ def threads(request, library):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("shape_class", ["mixed", "gqa", "long", "mixed/kv_int8", "decode/kv_bfloat16/window"])
+@pytest.mark.parametrize("shape_class", ["mixed", "gqa", "long", "mixed/kv_int8", "decode/kv_bfloat16/window", "long/sinks"])
 def test_a_row_of_attention_does_not_depend_on_its_neighbours(shape_class, seed, threads, native_provider) -> None:
     generated = OPS["paged_attention"].load_generator()("float32", seed, shape_class)
     arguments = [native_provider.realize(value) for value in generated]

@@ -60,6 +60,18 @@ def test_what_no_query_may_see_is_not_read(kv_dtype, native_provider) -> None:
         assert check.mismatches("paged_attention", native_provider, "float32", 3, name) == [], name
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_sinks_count_once_however_keys_are_shared_out(dtype, threads, library, native_provider) -> None:
+    """Long sequences of few heads are cut into spans, one a task, where there are threads for them."""
+    library.vllm_ops_set_threads(threads)
+    try:
+        for shape_class in ("one_token", "long", "thousands/q4/k1", "mixed/window", "gqa/cap", "decode/q64/k8"):
+            assert check.mismatches("paged_attention", native_provider, dtype, 1, f"{shape_class}/sinks") == [], shape_class
+    finally:
+        library.vllm_ops_set_threads(0)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "gated_activation", "soft_cap", "sample", "log_probabilities"])
 def test_small_ops_equal_their_references_in_every_variant(op, variant, use, native_provider) -> None:
@@ -73,7 +85,7 @@ def test_small_ops_equal_their_references_in_every_variant(op, variant, use, nat
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "float16", "int8", "fp8", "fp8_e5m2"])
 def test_attention_equals_its_reference_in_every_variant(kv_dtype, variant, use, native_provider) -> None:
     use(variant)
-    for shape_class in ("decode", "mixed/b8/d64", "gqa/cap", "block_edges/b3/d20"):
+    for shape_class in ("decode", "mixed/b8/d64", "gqa/cap", "block_edges/b3/d20", "gqa/sinks", "decode/q16/k2/window/sinks"):
         for op in ("paged_attention", "kv_write"):
             assert check.mismatches(op, native_provider, "float32", 2, f"{shape_class}/kv_{kv_dtype}") == [], shape_class
 

@@ -33,7 +33,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_number_of_rows(outputs, size,
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("shape_class", ["mixed", "gqa", "long"])
+@pytest.mark.parametrize("shape_class", ["mixed", "gqa", "long", "mixed/sinks"])
 def test_a_row_of_attention_does_not_depend_on_its_neighbours(shape_class, seed, threads, provider) -> None:
     arguments = [provider.realize(value) for value in OPS["paged_attention"].load_generator()("float32", seed, shape_class)]
     out, q, kv, starts, lengths, table, *rest = arguments

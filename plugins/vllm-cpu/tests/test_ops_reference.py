@@ -22,6 +22,12 @@ def test_op_equals_its_reference(op, dtype, provider) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_attention_with_sinks_equals_its_reference(dtype, provider) -> None:
+    for shape_class in ("one_token", "block_edges", "decode/q16/k4", "mixed/window", "gqa/cap", "long/kv_bfloat16"):
+        assert check.mismatches("paged_attention", provider, dtype, 1, f"{shape_class}/sinks") == [], shape_class
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_unpadded_linear_equals_the_reference_too(dtype, own_ops) -> None:
     (offer,) = (offer for offer in generic.offers() if offer.provider == generic.UNPADDED)
     unpadded = {name: load_entry(entry) for name, entry in offer.ops.items()}

@@ -125,7 +125,11 @@ def launch_all(rows: int, queries: int, kv_dtypes: tuple[str, ...] = ("bfloat16"
         attention.paged_attention(out, q, kv, *bounds, 0, 0.0)
         heads = (q, k, v, ones, ones, 1e-6, inputs.positions, table, False)
         fresh.qk_norm_rope_attention(out, *heads, kv, mapping, *bounds, 0, 0.0)
-    attention.paged_attention(out, q, kv, *bounds, 512, 30.0)
+    sinks = torch.zeros(HEADS)
+    for more in ((), (sinks,)):
+        attention.paged_attention(out, q, kv, *bounds, 512, 30.0, *more)
+    attention.paged_attention(out, q, kv, *bounds, 0, 0.0, sinks)
+    fresh.qk_norm_rope_attention(out, *heads, kv, mapping, *bounds, 0, 0.0, sinks)
     # Eight heads share one: spans of a row are put together for four of them at a time.
     memory = torch.zeros(2, block_bytes_of(2, SIZE, "bfloat16", BLOCK), dtype=torch.uint8)
     attention.paged_attention(out, q, cache.kv_bind(memory, 2, SIZE, "bfloat16", BLOCK), *bounds, 0, 0.0)

@@ -22,9 +22,9 @@ from vllm_cuda.device import CudaDevice
 
 SEED = 1
 CLASSES = {
-    "paged_attention": ("mixed/plain", "decode/plain", "mixed/kv_int8", "decode/kv_fp8", "decode/window/rest"),
+    "paged_attention": ("mixed/plain", "decode/plain", "mixed/kv_int8", "decode/kv_fp8", "decode/window/rest", "mixed/sinks"),
     "qk_norm_rope_kv_write": ("mixed/plain", "mixed/partial"),
-    "qk_norm_rope_attention": ("decode/plain", "decode/partial", "decode/window/cap"),
+    "qk_norm_rope_attention": ("decode/plain", "decode/partial", "decode/window/cap", "decode/sinks"),
     "sample": ("mixed", "ties"),
     **dict.fromkeys(("kv_write", "kv_copy", "kv_export", "kv_import", "rotary_embedding"), ("mixed/plain",)),
 }

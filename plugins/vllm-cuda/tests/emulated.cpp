@@ -2,7 +2,8 @@
 // copy arrives. Gives what the words promise and no more, so that a kernel that relies on more gives a wrong result on some
 // seed, and one that waits for what never comes is found at once.
 //
-// The kernel's text is included after this as KERNEL. `run` returns 0, or 1 where all threads wait for one another.
+// Included before a kernel's text. Defined before it: PROGRAMS (of a cluster), THREADS (of a program), ROWS (of the weight in a
+// product). `work` is what every thread does; `finish_cluster` says whether all came to their end.
 
 #include <ucontext.h>
 
@@ -88,15 +89,35 @@ struct Copy {
     int column, row;
 };
 
+// Its part of a product is computed when a thread waits for it, as late as can be.
+struct Product {
+    float* sum;
+    u64 a, b;
+    bool more;
+};
+
 struct Fiber {
     ucontext_t context;
     std::unique_ptr<char[]> stack;
     int block, thread;
     bool done = false;
+    std::deque<std::vector<Product>> products = {{}};
+    std::deque<int> takes = {0};  // not done yet of each group
+    int first_take = 0;           // number of the group at the front
+};
+
+struct Take {
+    Fiber* fiber;
+    int group;
+    TensorMap map;
+    u32 source;
+    int column, row;
+    bool add;
 };
 
 static std::vector<Block> blocks;
 static std::deque<Copy> copies;
+static std::deque<Take> takes;
 static std::vector<Fiber> fibers;
 static Meeting cluster_meeting;
 static ucontext_t scheduler;
@@ -120,11 +141,13 @@ static void meet(Meeting& meeting, int all) {
     while (meeting.round == round) yield();
 }
 
-static u32 shared_address() { return blockIdx.x % CLUSTER * WHERE + FIRST; }
+static u32 shared_address() { return blockIdx.x % PROGRAMS * WHERE + FIRST; }
 static u32 shared_address_of(int rank, u32 address) { return rank * WHERE + address % WHERE; }
-static void __syncthreads() { meet(blocks[blockIdx.x % CLUSTER].meeting, BANDS * 128 + 32); }
-static void __syncwarp() {}
-static void cluster_barrier() { meet(cluster_meeting, CLUSTER * (BANDS * 128 + 32)); }
+static void __syncthreads() { meet(blocks[blockIdx.x % PROGRAMS].meeting, THREADS); }
+static void meet_warp() { meet(blocks[blockIdx.x % PROGRAMS].warps[threadIdx.x / 32], 32); }
+static void __syncwarp() { meet_warp(); }
+static void cluster_barrier() { meet(cluster_meeting, PROGRAMS * THREADS); }
+static void prefetch(const TensorMap&) {}
 static void barrier_init(u32 barrier, u32 count) { block_of(barrier).barriers[barrier] = {(int)count, (int)count}; }
 static void show_barriers() {}
 static void barrier_arrive(u32 barrier) {
@@ -132,6 +155,7 @@ static void barrier_arrive(u32 barrier) {
     ++progress, --found.pending, found.settle();
     maybe_yield();
 }
+static void barrier_arrive_there(u32 barrier) { barrier_arrive(barrier); }
 static void barrier_expect(u32 barrier, u32 bytes) {
     block_of(barrier).barriers.at(barrier).bytes += bytes;
     barrier_arrive(barrier);
@@ -149,6 +173,14 @@ static void bring(u32 target, const TensorMap& map, int column, int row, u32 bar
     ++progress;
     maybe_yield();
 }
+static void bring_to_all(u32 target, const TensorMap& map, int column, int row, u32 barrier, u64, u16 mask) {
+    for (int i = 0; i < PROGRAMS; ++i) {
+        u32 there = shared_address_of(i, target);
+        if (mask >> i & 1) copies.push_back({&block_of(there), map, there, shared_address_of(i, barrier), column, row});
+    }
+    ++progress;
+    maybe_yield();
+}
 static void arrive(const Copy& copy) {
     for (int row = 0; row < copy.map.box_rows; ++row)
         for (int column = 0; column < 64; ++column) {
@@ -159,6 +191,40 @@ static void arrive(const Copy& copy) {
     Barrier& barrier = copy.block->barriers.at(copy.barrier);
     ++progress, barrier.bytes -= copy.map.box_rows * 128, barrier.settle();
 }
+static void take(const TensorMap& map, int column, int row, u32 source) {
+    ++current->takes.back();
+    takes.push_back({current, current->first_take + (int)current->takes.size() - 1, map, source, column, row, false});
+}
+static void take_and_add(const TensorMap& map, int column, int row, u32 source) {
+    take(map, column, row, source), takes.back().add = true;
+}
+static void close_group_of_takes() { current->takes.push_back(0), ++progress, maybe_yield(); }
+template <int LEFT>
+static void wait_for_takes() {
+    auto& groups = current->takes;
+    for (; (int)groups.size() > LEFT + 1; groups.pop_front(), ++current->first_take)
+        while (groups.front()) yield();
+}
+static void done(const Take& take) {
+    for (int row = take.row; row < std::min(take.row + take.map.box_rows, take.map.rows); ++row)
+        for (int column = take.column; column < std::min(take.column + 64, take.map.columns); ++column) {
+            u16 value;
+            std::memcpy(&value, at(swizzled(take.source + (row - take.row) * 128 + (column - take.column) * 2)), 2);
+            u16& there = const_cast<u16*>(take.map.data)[(size_t)row * take.map.columns + column];
+            there = take.add ? rounded(widened(there) + widened(value)) : value;
+        }
+    ++progress, --take.fiber->takes[take.group - take.fiber->first_take];
+}
+static void show_to_copies() {}
+static void store_matrices(u32 address, const u32 (&word)[4]) {
+    static u32 addresses[PROGRAMS][THREADS];
+    u32* warp = addresses[blockIdx.x % PROGRAMS] + threadIdx.x / 32 * 32;
+    int lane = threadIdx.x % 32;
+    warp[lane] = address;
+    meet_warp();
+    for (int i = 0; i < 4; ++i) std::memcpy(at(warp[i * 8 + lane / 4] + lane % 4 * 4), word + i, 4);
+    meet_warp();
+}
 static void store_to_cluster(u32 address, const float* value) {
     std::memcpy(at(address), value, 16);
     maybe_yield();
@@ -168,38 +234,42 @@ static void add_from_shared(float* sum, u32 address) {
     std::memcpy(value, at(address), 16);
     for (int i = 0; i < 4; ++i) sum[i] += value[i];
 }
-static void meet_warp() { meet(blocks[blockIdx.x % CLUSTER].warps[threadIdx.x / 32], 32); }
 static void begin_multiplying() { meet_warp(); }
-static void wait_for_products() { meet_warp(); }
 static void settle(float&) {}
 static u64 descriptor(u32 address) { return (u64)address >> 4; }
 
 // This thread's elements of a product of 64 x ROWS x 16.
-static void multiply(float (&sum)[ROWS / 2], u64 a, u64 b) {
+static void compute(const Product& product) {
     auto element = [](u64 tile, int row, int k) {
         u16 bits;
         std::memcpy(&bits, at(swizzled((u32)(tile << 4) + row * 128 + k * 2)), 2);
         return widened(bits);
     };
     int first = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, corner = threadIdx.x % 4 * 2;
-    for (int i = 0; i < ROWS / 2; ++i)
+    for (int i = 0; i < ROWS / 2; ++i) {
+        float sum = product.more ? product.sum[i] : 0;
         for (int k = 0; k < 16; ++k)
-            sum[i] += element(a, first + i / 2 % 2 * 8, k) * element(b, i / 4 * 8 + corner + i % 2, k);
+            sum += element(product.a, first + i / 2 % 2 * 8, k) * element(product.b, i / 4 * 8 + corner + i % 2, k);
+        product.sum[i] = sum;
+    }
 }
-
-#include KERNEL
-
-struct Arguments {
-    TensorMap weight, x;
-    void* out;
-    const u16* bias;
-    int T, N, stages, tiles, x_rows;
-};
-static const Arguments* arguments;
-
+static void multiply(float (&sum)[ROWS / 2], u64 a, u64 b, bool more = true) {
+    current->products.back().push_back({sum, a, b, more});
+}
+static void close_group_of_products() { current->products.push_back({}); }
+template <int LEFT>
+static void wait_for_groups_of_products() {
+    for (auto& groups = current->products; (int)groups.size() > LEFT + 1; groups.pop_front())
+        for (const Product& product : groups.front()) compute(product);
+    meet_warp();
+}
+static void wait_for_products() {
+    close_group_of_products();
+    wait_for_groups_of_products<0>();
+}
+static void work();
 static void enter() {
-    const Arguments& a = *arguments;
-    few_rows(a.weight, a.x, a.out, a.bias, a.T, a.N, a.stages, a.tiles, a.x_rows);
+    work();
     ++progress;
     current->done = true;
 }
@@ -221,30 +291,33 @@ static bool finish_cluster() {
             copies.erase(copies.begin() + which);
             arrive(copy);
         }
+        // Seldom while anything else goes on: what it takes may have been overwritten by then.
+        if (!takes.empty() && (chance() % 65536 == 0 || idle > (long)fibers.size() * 16)) {
+            size_t which = chance() % takes.size();
+            done(takes[which]);
+            takes.erase(takes.begin() + which);
+        }
         Fiber& fiber = fibers[chance() % fibers.size()];
         if (!fiber.done) resume(fiber), left -= fiber.done;
         idle = progress == before && copies.empty() ? idle + 1 : 0;
-        if (idle > (long)fibers.size() * 64) return false;
+        if (idle > (long)fibers.size() * 64 && takes.empty()) return false;
     }
-    return true;
+    // What has not been read by now is lost.
+    return takes.empty();
 }
 
-extern "C" int run(const u16* weight, const u16* x, void* out, const u16* bias, int T, int N, int K, int shared_bytes, int programs,
-                   u32 seed) {
-    constexpr int halves = EPILOGUE == 2 ? 2 : 1, columns = ROWS / halves, threads = BANDS * 128 + 32;
-    int x_rows = (T + 7) / 8 * 8;
-    Arguments given = {{weight, halves * N, K, columns}, {x, T, K, x_rows}, out, bias, T, N, (K + 63) / 64, (N + columns - 1) / columns, x_rows};
-    arguments = &given;
+// `programs` programs, cluster by cluster; returns 0, or 1 where all threads wait for one another.
+static int run_all(int programs, int shared_bytes, u32 seed) {
     chance.seed(seed);
     gridDim.x = programs;
-    for (int first = 0; first < programs; first += CLUSTER) {
-        blocks.assign(CLUSTER, {});
-        fibers = std::vector<Fiber>(CLUSTER * threads);
-        copies.clear(), cluster_meeting = {};
-        for (int i = 0; i < CLUSTER; ++i) blocks[i].memory.assign(FIRST + shared_bytes, 0xFF);  // no number
-        for (int i = 0; i < CLUSTER * threads; ++i) {
+    for (int first = 0; first < programs; first += PROGRAMS) {
+        blocks.assign(PROGRAMS, {});
+        fibers = std::vector<Fiber>(PROGRAMS * THREADS);
+        copies.clear(), takes.clear(), cluster_meeting = {};
+        for (int i = 0; i < PROGRAMS; ++i) blocks[i].memory.assign(FIRST + shared_bytes, 0xFF);  // no number
+        for (int i = 0; i < PROGRAMS * THREADS; ++i) {
             Fiber& fiber = fibers[i];
-            fiber.block = first + i / threads, fiber.thread = i % threads;
+            fiber.block = first + i / THREADS, fiber.thread = i % THREADS;
             fiber.stack.reset(new char[1 << 16]);
             getcontext(&fiber.context);
             fiber.context.uc_stack.ss_sp = fiber.stack.get();

@@ -27,7 +27,7 @@ from vllm_core.engine.core import EngineCore
 from vllm_core.engine.messages import EngineRequest
 from vllm_core.registry.snapshot import FORMAT, SavedPlatform, Snapshot, manifest_data
 from vllm_core.sampling_params import SamplingParams
-from vllm_cuda import platform, plugin
+from vllm_cuda import platform, plugin, programs
 from vllm_triton import ahead
 from vllm_triton.offline import OfflineDriver
 
@@ -93,6 +93,7 @@ class HostDevice(Device):
 
     def __init__(self) -> None:
         self.asked: dict[str, ahead.Rehearsed] = {}
+        self.programs: dict[str, dict[programs.Program, Any]] = {}
 
     def allocate(self, pool: Any, shape: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
@@ -125,7 +126,9 @@ class HostDevice(Device):
 
     @contextmanager
     def noting(self, phase: str) -> Iterator[None]:
-        with ahead.rehearsal(jobs=0) as self.asked[phase]:
+        with ahead.rehearsal(jobs=0) as self.asked[phase], programs.rehearsal():
+            # Kernels in CUDA C++, which are compiled where Triton's are noted alone.
+            self.programs[phase] = programs._rehearsed[-1][1]
             yield
 
 
@@ -186,6 +189,8 @@ def main() -> None:
     known = {one.mark for one in device.asked["rehearsal"].asked}
     for phase, found in device.asked.items():
         names = Counter(one.name for one in found.asked if phase == "rehearsal" or one.mark not in known)
+        rehearsed = device.programs["rehearsal"] if phase != "rehearsal" else {}
+        names.update(one.function for one in device.programs[phase] if one not in rehearsed)
         print(json.dumps({"phase": phase, "asked": len(found.asked), "variants": names}))
 
 

@@ -202,7 +202,7 @@ def test_it_is_offered_on_hopper_before_the_shared_products(make_facts):
             assert HOPPER_PROVIDER not in {one.provider for one in offers(make_facts(other))}
 
 
-@pytest.mark.parametrize("changes", [{"dtype": "float16"}, {"dtype": "float32"}, {"format": "int8_channel"}])
+@pytest.mark.parametrize("changes", [{"dtype": "float32"}, {"format": "int8_channel"}])
 def test_other_dtypes_and_formats_are_rejected(changes):
     assert isinstance(_streamed(True).judge(site(**changes), "sm_90"), Rejected)
 
@@ -222,7 +222,9 @@ def test_without_a_compiler_it_is_rejected_with_the_reason():
         (torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(64), False),
         (torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(65, dtype=torch.bfloat16)[1:], False),
         (torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(128, dtype=torch.bfloat16)[::2], False),
-        (torch.zeros(64, 64, dtype=torch.float16), None, False),
+        (torch.zeros(64, 64, dtype=torch.float16), None, True),
+        (torch.zeros(64, 64, dtype=torch.float16), torch.zeros(64, dtype=torch.bfloat16), False),
+        (torch.zeros(64, 64), None, False),
         (torch.zeros(60, 64, dtype=torch.bfloat16), None, False),
         (torch.zeros(64, 60, dtype=torch.bfloat16), None, False),
         (torch.zeros(64 * 64 + 1, dtype=torch.bfloat16)[1:].view(64, 64), None, False),

@@ -1,4 +1,4 @@
-"""The product of few rows of Hopper on the host (`emulated.cpp`): its rings, its clusters and what it writes, without a GPU."""
+"""The product of few rows of Hopper on the host (`emulated_few_rows.cpp`): its rings, its clusters and what it writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn import functional
 from vllm_cuda.few_rows import program_of
 from vllm_cuda.tiles import ADD, GATED, PLAIN, Form, Tile
 
-EMULATOR = Path(__file__).with_name("emulated.cpp")
+EMULATOR = Path(__file__).with_name("emulated_few_rows.cpp")
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")

@@ -28,9 +28,9 @@ GROUPS = {
         # Heads that differ in their last bit may be rounded to neighbours in fp8.
         "qk_norm_rope_kv_write:gqa/plain,gqa/kv_int8",
     ),
-    "fresh": ("qk_norm_rope_attention:one_token,decode/q4/k1/d80/partial,decode/q2/k1/d32/window/cap",),
+    "fresh": ("qk_norm_rope_attention:one_token,decode/q4/k1/d80/partial/sinks,decode/q2/k1/d32/window/cap",),
     "attention": (
-        f"paged_attention:{CODES},gqa/window/cap",
+        f"paged_attention:{CODES},gqa/window/cap,gqa/sinks",
         "encoder_attention,pool,gather_rows,rotary_embedding:one_token,gqa",
     ),
     "steps": (f"batch_update,build_step,advance:{STEPS}", "grammar_mask,log_probabilities,soft_cap:one_token,gqa"),

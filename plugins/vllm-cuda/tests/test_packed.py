@@ -16,12 +16,13 @@ from triton import knobs
 
 from vllm_core.api import Accepted, CallSite, QuantTensor, Rejected
 from vllm_core.ops.quant import quantize
-from vllm_cuda import chip, linear, nvrtc, packed_linear, packed_rows, programs
+from vllm_cuda import chip, linear, nvrtc, packed_linear, packed_rows, packed_wide, programs
 from vllm_cuda.backends import families
 from vllm_cuda.backends.offers import PACKED_PROVIDER, _packed, offers
 from vllm_cuda.backends.packed import MOST_BLOCKS, tile_of
+from vllm_cuda.backends.packed_wide import LEAST, MOST, SMALL, SMALL_LEAST, SMALL_MOST, wide_tile
 from vllm_cuda.packed import Packed, pack
-from vllm_cuda.packed_tiles import Layout, PackedForm, PackedTile
+from vllm_cuda.packed_tiles import Layout, PackedForm, PackedTile, WideForm
 from vllm_cuda.tiles import ADD, GATED, PLAIN
 from vllm_triton.kernels.codec import E4M3, INT8
 from vllm_triton.kernels.quant import INT4
@@ -197,6 +198,39 @@ def test_every_tile_fits_the_chip(groups, rows, columns, name, gated, architectu
     assert tile.cluster == 1 or chip.depends(architecture)
 
 
+@given(
+    st.integers(SMALL_LEAST, SMALL_MOST) | st.integers(LEAST, MOST),
+    st.integers(1, 160000),
+    st.integers(1, 40000),
+    st.sampled_from(sorted(LAYOUTS)),
+    st.booleans(),
+    st.sampled_from([1, 20, 66, 132, 144]),
+)
+def test_programs_that_share_tiles_of_many_rows_have_room_at_once(count, rows, columns, name, gated, multiprocessors):
+    on = chip_of("sm_90", multiprocessors)
+    tile = wide_tile(count, rows, columns, LAYOUTS[name], gated, on)
+    if tile is None:
+        assert rows * columns < SMALL
+        assert not SMALL_LEAST <= count <= SMALL_MOST
+        return
+    form = WideForm(LAYOUTS[name], tile, GATED if gated else PLAIN, 0, False, False, False)
+    assert form.shared_bytes <= on.shared_bytes
+    assert tile.stages >= 2
+    if tile.shares > 1:
+        programs = packed_wide.programs_of(form, count, rows)
+        assert programs <= multiprocessors
+        assert programs // tile.shares * 4 <= packed_wide.LOCKS_BYTES
+        assert programs * tile.part_floats * 4 <= packed_wide.PARTS_BYTES
+        assert tile.shares <= -(-columns // 128)
+
+
+@pytest.mark.parametrize("architecture", families.ARCHITECTURES)
+def test_only_hopper_has_the_kernel_of_many_rows_and_for_as_many_as_it_is_faster_for(architecture):
+    counts = (LEAST - 1, LEAST, MOST, MOST + 1)
+    found = [wide_tile(count, 4096, 4096, LAYOUTS["q4_0"], False, chip_of(architecture)) for count in counts]
+    assert [one is not None for one in found] == ([False, True, True, False] if architecture == "sm_90" else [False] * 4)
+
+
 def dump(binary: bytes, folder: Path, option: str) -> str:
     file = folder / "kernel.cubin"
     file.write_bytes(binary)
@@ -236,6 +270,26 @@ def test_products_compile_within_registers_and_without_spills(name, groups, arch
 
 @compiles
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("count", [*(pytest.param(one, marks=pytest.mark.slow) for one in (33, 48, 96, 256)), 64, 128])
+def test_products_of_many_rows_compile_without_spills_and_do_not_wait_for_each_multiplication(name, count, tmp_path):
+    on = chip_of("sm_90")
+    for rows, columns, epilogue in SHAPES.values():
+        tile = wide_tile(count, rows, columns, LAYOUTS[name], epilogue == GATED, on)
+        assert tile is not None
+        form = WideForm(LAYOUTS[name], tile, epilogue, 0, True, epilogue == PLAIN, epilogue == ADD)
+        binary = packed_wide.program_of(form).binary()
+        registers, stack = resources(binary, tmp_path)
+        assert stack == 0
+        assert registers * form.threads <= REGISTERS
+        instructions = dump(binary, tmp_path, "--dump-sass")
+        multiplied, waited = (len(re.findall(word, instructions)) for word in ("HGMMA", "WARPGROUP.DEPBAR"))
+        # One of four is waited for; the compiler waits for each where it sees no other way.
+        assert multiplied == 8 * tile.bands
+        assert waited < multiplied
+
+
+@compiles
+@pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_widening_compiles_on_every_architecture(name, dtype, tmp_path):
     for architecture in families.ARCHITECTURES:
@@ -254,15 +308,15 @@ def test_float16_each_activation_and_a_bias_compile(kind):
 def test_a_rehearsal_compiles_what_products_would_launch(own_cache, monkeypatch):
     monkeypatch.setattr(chip, "_active", [chip_of("sm_90")])
     weight = packed_linear.linear_pack(quantize(torch.randn(64, 256), "int8_channel"), None, ())
-    made = {count: [torch.zeros(count, width, dtype=torch.bfloat16) for width in (64, 32, 256)] for count in (3, 200)}
+    made = {count: [torch.zeros(count, width, dtype=torch.bfloat16) for width in (64, 32, 256)] for count in (3, 100, 600)}
     with programs.rehearsal():
         for wide, _, x in made.values():
             packed_linear.linear(wide, x, weight)
         wide, narrow, x = made[3]
         packed_linear.linear_add(wide, torch.empty_like(wide), x, weight)
         packed_linear.gated_linear(narrow, wide, x, weight, "silu")
-    # Of 3 rows three products; of 200 the widened weight.
-    assert len(list(own_cache.rglob("*.cubin"))) == 4
+    # Of 3 rows three products; of 100 one; of 600 the widened weight.
+    assert len(list(own_cache.rglob("*.cubin"))) == 5
 
 
 def test_it_is_offered_on_every_family_before_the_shared_products(make_facts):

@@ -10,8 +10,8 @@ from vllm_cuda.driver import Driver, DriverError, id_of
 CUDA_13 = ("2.11.0+cu130", "13.0")
 
 
-def look(tmp_path, driver, *, nvml=lambda: "580.159.04", build=CUDA_13):
-    return probe.probe(tmp_path, driver, nvml, lambda: build)
+def look(tmp_path, driver, *, nvml=lambda: "580.159.04", build=CUDA_13, mig=tuple):
+    return probe.probe(tmp_path, driver, nvml, lambda: build, mig)
 
 
 def outcomes(report) -> dict[str, str]:

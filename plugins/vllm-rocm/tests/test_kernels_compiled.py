@@ -11,8 +11,9 @@ import pytest
 
 from vllm_rocm import machine_code
 from vllm_rocm.backends import families
+from vllm_triton.tried import NUMBERS
 
-LIMIT_S = 600
+LIMIT_S = 1800
 STEPS = ("1x1", "64x1", "1x2048")
 MATRIX_KERNELS = {"extend", "decode", "few_rows"}
 CODES = ("int8", "fp8_e4m3", "fp8_e5m2")
@@ -27,9 +28,14 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 
 @cache
 def compiled(architecture: str, model: str = "Qwen3-0.6B", *options: str) -> list[dict]:
+    """Kernels of a model's steps."""
+    steps = [argument for step in STEPS for argument in ("--step", step)]
+    return machine_code_of(architecture, "--model", model, *options, *steps)
+
+
+def machine_code_of(*arguments: str) -> list[dict]:
     """In a process of its own: a compiler that meets what it does not know may abort."""
-    command = [sys.executable, "-W", "ignore", "-m", "vllm_rocm.machine_code", architecture, "--model", model, *options]
-    command += [argument for step in STEPS for argument in ("--step", step)]
+    command = [sys.executable, "-W", "ignore", "-m", "vllm_rocm.machine_code", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -132,6 +138,42 @@ def check_packed(architecture: str, model: str, weights: str) -> None:
     assert [row for row in rows if row["lds_bytes"] > family.lds_bytes] == []
     assert spilled(rows) == []
     assert [row for row in rows if row["kernel"] == "few_rows" and not row["matrix_instructions"]] == []
+
+
+def claims(architecture: str) -> list[str]:
+    """All that is offered of attention and products, by the dtypes of model and cache, or of model and the weights' format."""
+    tried = families.family_of(architecture).tried
+    numbers = sorted(NUMBERS)
+    # "fp8" is another name of "fp8_e4m3", and "fp8_tensor" has the kernels of "fp8_channel".
+    codes = [f"{dtype}/{kv_dtype}" for dtype in sorted(tried.dtypes) for kv_dtype in CODES]
+    forms = [f"{dtype}:{form}" for dtype in sorted(tried.dtypes) for form in sorted(tried.formats - {"plain", "fp8_tensor"})]
+    return [*(f"{dtype}/{dtype}" for dtype in numbers), *codes, *(f"{dtype}:plain" for dtype in numbers), *forms]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "claim"),
+    [("gfx942", "bfloat16/bfloat16"), ("gfx1100", "float16/int8"), ("gfx942", "bfloat16:int8_channel")],
+)
+def test_kernels_at_the_corners_of_a_claim_spill_nothing(architecture, claim):
+    check_claim(architecture, claim, "--corners")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "claim"), [(name, one) for name in families.ARCHITECTURES for one in claims(name)])
+def test_every_kernel_of_a_claim_spills_nothing(architecture, claim):
+    """Every size of heads and of blocks that is offered, not the benchmarks' alone."""
+    check_claim(architecture, claim)
+
+
+def check_claim(architecture: str, claim: str, *options: str) -> None:
+    rows, family = machine_code_of(architecture, "--claim", claim, *options), families.family_of(architecture)
+    wanted = (
+        {"extend", "decode", "kv_write"} if "/" in claim else {"grouped"} if claim.endswith("plain") else {"few_rows", "widen"}
+    )
+    assert wanted <= {row["kernel"] for row in rows}
+    assert [row for row in rows if row["lds_bytes"] > family.lds_bytes] == []
+    assert [row for row in rows if row["vector_registers"] > family.registers] == []
+    assert spilled(rows) == []
 
 
 @pytest.mark.parametrize(

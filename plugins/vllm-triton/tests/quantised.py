@@ -4,6 +4,7 @@ differs. A process of its own, since the interpreter is chosen when Triton is im
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import torch
 from gguf import GGMLQuantizationType
@@ -13,6 +14,7 @@ from vllm_core.api import OPS, QuantTensor
 from vllm_core.ops.quant import dequantize
 from vllm_triton import portable, tuning
 from vllm_triton.ops import linear, quant
+from vllm_triton.tuning import Quantised
 
 
 def weight_of(name: str, rows: int, columns: int, g: torch.Generator) -> QuantTensor:
@@ -67,6 +69,7 @@ def problems(name: str, count: int, rows: int, columns: int, dtype: torch.dtype)
 
 
 SIZES = ((1, 40, 256), (5, 24, 512), (2, 8, 4096))
+OWN = Quantised(block_m=32, stages=1, block_n=16, warps=2, programs=64, part=128, unit=32)
 RAGGED = (3, 20, 200)
 """Inputs that are no multiple of a step; of groups there are whole ones alone."""
 
@@ -81,6 +84,11 @@ if __name__ == "__main__":
     many = [(name, 20, 40, 256) for name in sys.argv[1:]]
     wrong += [line for case in many for line in problems(*case, torch.float32)]
     cases += halves + many
+    # In a family's own tiles, steps and parts.
+    tuning.use(replace(portable.TUNING, quantised=OWN), 4)
+    own = [(sys.argv[1], *size) for size in SIZES]
+    wrong += [line for case in own for line in problems(*case, torch.float16)]
+    cases += own
     for line in wrong:
         print(line)
     print(f"{len(cases)} cases, {len(wrong)} differences")

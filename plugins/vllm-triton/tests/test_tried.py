@@ -1,4 +1,4 @@
-"""What a platform has not tried of the forms in 8 bits and fewer is rejected, each by what it lacks."""
+"""What a platform has not tried is rejected, each by what it lacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_triton.offers import LINEAR_FORMATS, block_bytes_of
 from vllm_triton.ops.attention import paged_attention
 from vllm_triton.ops.cache import KV, kv_bind
 from vllm_triton.portable import TUNING
-from vllm_triton.tried import Tried
+from vllm_triton.tried import Reach, Tried
 
 ARCHITECTURE = "chip"
 SITE = CallSite(op="paged_attention", role="kv.0.full", dtype="bfloat16", kv_dtype="int8", head_size=128, tokens_per_block=16)
@@ -34,8 +34,8 @@ def test_a_cache_of_codes_is_rejected_until_it_was_tried():
     ("limit", "need", "supported"),
     [
         ({"dtypes": frozenset({"float16"})}, "dtype over a cache in int8", "float16"),
-        ({"largest_head": 64}, "head size over a cache in int8", "up to 64"),
-        ({"smallest_block": 32}, "block size over a cache in int8", "32 or more"),
+        ({"codes": Reach(largest_head=64)}, "head size over a cache in int8", "up to 64"),
+        ({"codes": Reach(smallest_block=32)}, "block size over a cache in int8", "32 or more"),
     ],
 )
 def test_what_limits_a_cache_of_codes_is_named_with_the_reason_and_leaves_one_of_numbers(limit, need, supported):
@@ -47,6 +47,28 @@ def test_what_limits_a_cache_of_codes_is_named_with_the_reason_and_leaves_one_of
     assert isinstance(offer.judge(replace(SITE, kv_dtype="bfloat16"), ARCHITECTURE), Accepted)
 
 
+@pytest.mark.parametrize(
+    ("reach", "need", "supported"),
+    [
+        (Reach(largest_head=64), "head size over a cache in bfloat16", "up to 64"),
+        (Reach(smallest_block=32), "block size over a cache in bfloat16", "32 or more"),
+    ],
+)
+def test_what_limits_a_cache_of_numbers_is_named_and_leaves_one_in_another_dtype(monkeypatch, reach, need, supported):
+    limits = {"numbers": {"bfloat16": reach}}
+    site = replace(SITE, kv_dtype="bfloat16")
+    for op in ("paged_attention", "kv_write", "kv_copy"):
+        verdict = offer_of(op, **limits).judge(replace(site, op=op), ARCHITECTURE)
+        assert isinstance(verdict, Rejected)
+        assert (verdict.need, verdict.supported) == (need, f"{supported}: {tried.SPILL}")
+    halves = replace(site, dtype="float16", kv_dtype="float16")
+    assert isinstance(offer_of("paged_attention", **limits).judge(halves, ARCHITECTURE), Accepted)
+    monkeypatch.setattr(tuning, "_active", [replace(TUNING, tried=Tried(numbers={"bfloat16": Reach(largest_head=32)}))])
+    with pytest.raises(UnsupportedError, match="head size over a cache in bfloat16"):
+        bound("bfloat16")
+    assert bound("float16").kind == 0
+
+
 def test_writers_of_codes_do_not_depend_on_the_dtype_of_the_model():
     offer = offer_of("kv_write", dtypes=frozenset({"float16"}))
     assert isinstance(offer.judge(replace(SITE, op="kv_write"), ARCHITECTURE), Accepted)
@@ -54,7 +76,11 @@ def test_writers_of_codes_do_not_depend_on_the_dtype_of_the_model():
 
 @pytest.mark.parametrize(
     ("limit", "named"),
-    [({"kv_dtypes": tried.NUMBERS}, "kv dtype"), ({"largest_head": 32}, "head size"), ({"smallest_block": 32}, "block size")],
+    [
+        ({"kv_dtypes": tried.NUMBERS}, "kv dtype"),
+        ({"codes": Reach(largest_head=32)}, "head size"),
+        ({"codes": Reach(smallest_block=32)}, "block size"),
+    ],
 )
 def test_kernels_refuse_to_bind_a_cache_that_was_not_tried(monkeypatch, limit, named):
     monkeypatch.setattr(tuning, "_active", [replace(TUNING, tried=Tried(**limit))])

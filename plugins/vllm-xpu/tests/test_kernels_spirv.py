@@ -28,9 +28,14 @@ pytestmark = [
 
 @cache
 def compiled(architecture: str, model: str = "Qwen3-0.6B", *options: str) -> list[dict]:
+    """Kernels of a model's steps."""
+    steps = [argument for step in STEPS for argument in ("--step", step)]
+    return machine_code_of(architecture, "--model", model, *options, *steps)
+
+
+def machine_code_of(*arguments: str) -> list[dict]:
     """In a process of its own: a compiler that meets what it does not know may abort."""
-    command = [sys.executable, "-W", "ignore", "-m", "vllm_xpu.machine_code", architecture, "--model", model, *options]
-    command += [argument for step in STEPS for argument in ("--step", step)]
+    command = [sys.executable, "-W", "ignore", "-m", "vllm_xpu.machine_code", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -66,6 +71,36 @@ def test_attention_over_a_cache_of_codes_spills_nothing(dtype):
     rows = compiled("pvc", "Qwen2.5-0.5B", "--kv-dtype", dtype, "--step", "1x2048", "--ocloc")
     spills = {row["kernel"]: row["spills"] for row in rows if row["kernel"] in ("decode", "extend", "qk_norm_rope_kv_write")}
     assert spills == {"decode": 0, "extend": 0, "qk_norm_rope_kv_write": 0}
+
+
+@pytest.mark.parametrize("architecture", ["pvc", "dg2", "bmg"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_kernels_at_the_corners_of_a_claim_fit_into_shared_local_memory(architecture, dtype):
+    check_claim(architecture, f"{dtype}/{dtype}", "--corners")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["pvc", "dg2", "bmg"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_every_kernel_of_a_claim_fits_into_shared_local_memory(architecture, dtype):
+    """Every size of heads and of blocks that is offered, not the benchmarks' alone."""
+    check_claim(architecture, f"{dtype}/{dtype}")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("ocloc") is None, reason="Intel's offline compiler is not installed here")
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_every_kernel_over_a_cache_of_codes_that_is_offered_spills_nothing(dtype, kv_dtype):
+    rows = check_claim("pvc", f"{dtype}/{kv_dtype}", "--ocloc")
+    assert [row for row in rows if row["spills"]] == []
+
+
+def check_claim(architecture: str, claim: str, *options: str) -> list[dict]:
+    rows = machine_code_of(architecture, "--claim", claim, *options)
+    assert {"extend", "decode", "kv_write"} <= {row["kernel"] for row in rows}
+    assert [row for row in rows if row["slm_bytes"] > family_of(architecture).slm_bytes] == []
+    return rows
 
 
 @pytest.mark.parametrize("architecture", ["pvc", "dg2", "bmg"])

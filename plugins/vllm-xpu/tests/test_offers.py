@@ -83,7 +83,9 @@ def test_other_caches_of_8_bits_are_rejected_with_the_reason(make_facts, archite
 def test_every_entry_has_the_arguments_of_its_schema(make_facts):
     for offer in offers(make_facts(xpu_kernels="0.1.16")):
         for op, entry in offer.ops.items():
-            assert len(inspect.signature(load_entry(entry)).parameters) == len(arguments_of(OPS[op])), op
+            given, known = len(inspect.signature(load_entry(entry)).parameters), len(arguments_of(OPS[op]))
+            # Those of features that are not offered need not be taken.
+            assert known - OPS[op].schema.count(" = None") <= given <= known, op
 
 
 def test_a_block_of_xpu_kernels_holds_keys_and_values_of_all_heads(make_facts):

@@ -13,9 +13,10 @@ from vllm_core.api import CAPABILITIES, DeviceFacts, Offer, Support, is_availabl
 DEVICE = ("graphs", "sleep", "peer_copy", "parallel.tensor")
 OPS = (
     *("dtype.float32", "dtype.bfloat16", "dtype.float16", "kv_dtype.fp8", "kv_dtype.int8", "attention.sliding_window"),
-    *("attention.soft_cap", "attention.encoder", "quantization.weight_only"),
+    *("attention.soft_cap", "attention.sinks", "attention.encoder", "quantization.weight_only"),
+    "quantization.fp8_activation",
 )
-"""Those that a call site can ask for; `attention.sinks` has no op yet."""
+"""Those that a call site can ask for."""
 
 
 def collect(claims: Mapping[str, Support], offers: Sequence[Offer], facts: DeviceFacts) -> Iterator[Case]:

@@ -18,9 +18,10 @@ MODELS: Mapping[str, tuple[str, ...]] = {
     "mixtral": (),
     "qwen3_moe": (),
     "phi3": (),
+    "gpt_oss": ("attention.sliding_window", "attention.sinks"),
 }
-"""Capabilities that each model needs beside those that are required. ``phi3`` is on the transformers track."""
-WITH_EXPERTS = frozenset({"mixtral", "qwen3_moe"})
+"""Capabilities that each model needs beside those that are required. ``phi3`` and ``gpt_oss`` are on the transformers track."""
+WITH_EXPERTS = frozenset({"mixtral", "qwen3_moe", "gpt_oss"})
 """Models whose tokens are judged in float32 alone: which expert is chosen is a step, and narrow dtypes round to either side."""
 CI_MODELS = frozenset({"llama", "gemma3"})
 CHUNKS = (4, 15, 16, 17, 64)

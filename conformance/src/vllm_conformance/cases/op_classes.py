@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from vllm_conformance.case import Size
 from vllm_core.api import OPS, Support, is_available
+from vllm_core.api.ops import FP8_ACTIVATION
 
 STRIDED, IN_PLACE, GRAPH = "strided", "in_place", "graph"
 
@@ -57,6 +58,15 @@ _LINEAR = (
     Run("one_token/h2048", 2),
     Run("decode/h1024", 3),
     *(Run(f"mixed/h{width}", 4 + width % 2) for width in (64, 127, 128, 129)),
+)
+_FP8 = (
+    Run("one_token/h512/fp8", 0, ci=True),
+    *(Run("mixed/h512/fp8", seed, ci=seed == 2) for seed in (0, 1, 2)),
+    *(Run("long/h1024/fp8", seed, ci=seed == 1) for seed in (0, 1, 2)),
+    Run("long/h544/fp8", 1),
+    Run("gqa/fp8", 2),
+    Run("empty/h512/fp8", 2),
+    Run("long/h512/fp8", 2, STRIDED),
 )
 _EXPERTS = (
     *_PLAIN[:7],
@@ -115,6 +125,13 @@ _WINDOW = (
     Run("block_edges/b64/window/rest", 12),
 )
 _CAP = (*(Run(f"{rows}/cap", 13, ci=rows == "mixed") for rows in ("block_edges", "decode", "mixed")),)
+_SINKS = (
+    *(Run(f"{rows}/sinks", 16, ci=True) for rows in ("decode", "mixed")),
+    *(Run(f"{rows}/sinks", 17) for rows in ("one_token", "block_edges", "gqa", "long", "thousands")),
+    *(Run(f"decode/q{q}/k{k}/d64/sinks", 18, ci=q == 64) for q, k in ((4, 4), (8, 1), (64, 8))),
+    *(Run(f"mixed/d{size}/sinks", 18) for size in (80, 256)),
+    Run("mixed/sinks", 19, STRIDED),
+)
 _KV_DTYPES = ("float32", "bfloat16", "float16", "fp8", "int8")
 _ENCODER = (
     *(Run(rows, ci=rows in ("one_token", "mixed")) for rows in ("one_token", "one_sequence", "block_edges", "mixed", "empty")),
@@ -172,6 +189,9 @@ _BY_OP: Mapping[str, tuple[Run, ...]] = {
 }
 
 
+_MASKS = (("window", "attention.sliding_window"), ("cap", "attention.soft_cap"), ("sinks", "attention.sinks"))
+
+
 def runs_of(op: str, dtype: str, claims: Mapping[str, Support]) -> Iterator[Run]:
     """Every way to run an op in a dtype that the claims promise."""
     if op in _GRAPH and _claimed(claims, "graphs"):
@@ -182,6 +202,10 @@ def runs_of(op: str, dtype: str, claims: Mapping[str, Support]) -> Iterator[Run]
         yield from _fresh(claims)
     elif op != "encoder_attention" or _claimed(claims, "attention.encoder"):
         yield from _BY_OP.get(op, _PLAIN)
+        if FP8_ACTIVATION in OPS[op].features and dtype != "float32" and _claimed(claims, "quantization.fp8_activation"):
+            yield from _FP8
+            if _claimed(claims, "graphs"):
+                yield Run("long/h512/fp8", 20, GRAPH)
         if op in ("kv_write", "kv_copy", "kv_export", "kv_import"):
             yield from _other_kv(dtype, claims, ("mixed",))
 
@@ -194,6 +218,13 @@ def _attention(dtype: str, claims: Mapping[str, Support]) -> Iterator[Run]:
     yield from _CAP if cap else ()
     if window and cap:
         yield Run("mixed/window/cap", 14, ci=True)
+    if _claimed(claims, "attention.sinks"):
+        yield from _SINKS
+        yield from _other_kv(dtype, claims, ("decode", "mixed"), "/sinks")
+        yield from (Run(f"{rows}/window/sinks", 16, ci=True) for rows in ("decode", "mixed") if window)
+        yield from (Run(f"{rows}/cap/sinks", 16) for rows in ("decode", "mixed") if cap)
+        if _claimed(claims, "graphs"):
+            yield Run("decode/sinks", 20, GRAPH)
 
 
 def _fresh(claims: Mapping[str, Support]) -> Iterator[Run]:
@@ -201,16 +232,16 @@ def _fresh(claims: Mapping[str, Support]) -> Iterator[Run]:
     # Heads that differ in their last bit may be rounded to neighbours, which are far apart in fp8.
     if _claimed(claims, "kv_dtype.int8"):
         yield Run("decode/kv_int8", 15)
-    for name, claim in (("window", "attention.sliding_window"), ("cap", "attention.soft_cap")):
+    for name, claim in _MASKS:
         if _claimed(claims, claim):
             yield from (Run(f"{rows}/{name}", 10, ci=rows == "decode") for rows in ("decode", "block_edges", "mixed"))
 
 
-def _other_kv(dtype: str, claims: Mapping[str, Support], patterns: tuple[str, ...]) -> Iterator[Run]:
+def _other_kv(dtype: str, claims: Mapping[str, Support], patterns: tuple[str, ...], variant: str = "") -> Iterator[Run]:
     for kv_dtype in _KV_DTYPES:
         plain = kv_dtype not in ("fp8", "int8")
         if kv_dtype != dtype and _claimed(claims, f"dtype.{kv_dtype}" if plain else f"kv_dtype.{kv_dtype}"):
-            yield from (Run(f"{pattern}/kv_{kv_dtype}", 15) for pattern in patterns)
+            yield from (Run(f"{pattern}/kv_{kv_dtype}{variant}", 15) for pattern in patterns)
 
 
 def _claimed(claims: Mapping[str, Support], name: str) -> bool:

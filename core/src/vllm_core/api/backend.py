@@ -58,7 +58,8 @@ class Offer:
     error when the offer is collected. None for a set means: any value. `priority` orders offers of one platform,
     higher first; a reference has the lowest.
     `kv_layout(group, dtype, tokens_per_block)` is needed for the family ``kv`` and must be pure.
-    `accepts`, if given, is asked after the declared sets have accepted; it must be pure.
+    `accepts`, if given, is asked after the declared sets have accepted; it must be pure. `note` is what a user should know of
+    how it serves, for the Plan.
     """
 
     provider: str
@@ -75,6 +76,7 @@ class Offer:
     op_versions: Mapping[str, int] = field(default_factory=dict)
     kv_layout: Callable[[KVGroupSpec, str, int], KVLayout] | None = None
     accepts: Callable[[CallSite], Verdict] | None = None
+    note: str = ""
 
     def judge(self, site: CallSite, architecture: str) -> Verdict:
         """Match the declared sets against the call site, then ask `accepts`."""

@@ -83,7 +83,7 @@ def _table(*rows: Capability) -> Mapping[str, Capability]:
     return MappingProxyType({row.name: row for row in rows})
 
 
-V01 = (0, 1)
+V01, V02 = (0, 1), (0, 2)
 
 CAPABILITIES: Mapping[str, Capability] = _table(
     Capability("dtype.float32", V01, False, "weights, activations and KV in float32"),
@@ -105,6 +105,7 @@ CAPABILITIES: Mapping[str, Capability] = _table(
     Capability("graphs", V01, False, "steps captured once and replayed"),
     Capability("sleep", V01, False, "weights to host and KV dropped while the process stays"),
     Capability("quantization.weight_only", V01, False, "weights kept packed in a quantised format"),
+    Capability("quantization.fp8_activation", V02, False, "inputs of products with fp8 weights rounded to fp8"),
     Capability("parallel.tensor", V01, False, "one model over several devices of one host"),
     Capability("peer_copy", V01, False, "copies between two devices of this type"),
 )

@@ -7,7 +7,8 @@ float16); every reduction is computed in float32. Outputs come first, are preall
 Activations (x, q, k, v, a, b) may be views of wider rows: their last dimension is contiguous, rows may lie further apart,
 as q, k and v of one buffer do. All other tensors are contiguous. What an output holds before must not matter. Arguments
 marked ``~`` are scratch: what is in them after the call is not defined, and nothing is read from them before but where the
-op names them among its inputs.
+op names them among its inputs. Arguments with ``= None`` come last and are given only where a call site asks for the feature
+that they belong to: providers without it need not take them.
 
 Ops of one family share private layouts and are always chosen together.
 """
@@ -22,6 +23,12 @@ from vllm_core.errors import UnsupportedError, nearest
 
 INT8_ACTIVATION = "int8_activation"
 """Feature of the families linear and moe: inputs of products with packed weights are rounded to eight bits."""
+
+FP8_ACTIVATION = "fp8_activation"
+"""Feature of the family linear: inputs of products with weights in fp8 may be rounded to float8_e4m3fn, with a scale for each
+row, or for each 128 inputs of one where the weight has one a square; products with other weights are as without it."""
+
+_ROUNDING = (INT8_ACTIVATION, FP8_ACTIVATION)
 
 _FLOAT = {"float32": Tolerance(1e-5, 1e-5), "bfloat16": Tolerance(1e-2, 1.6e-2), "float16": Tolerance(2e-3, 2e-3)}
 _MATMUL = {"float32": Tolerance(1e-4, 1e-4), "bfloat16": Tolerance(2e-2, 2e-2), "float16": Tolerance(4e-3, 4e-3)}
@@ -122,7 +129,7 @@ _ALL = (
         "linear",
         _EXACT,
         family="linear",
-        features=(INT8_ACTIVATION,),
+        features=_ROUNDING,
     ),
     _spec(
         "linear",
@@ -132,7 +139,7 @@ _ALL = (
         "linear",
         _MATMUL,
         family="linear",
-        features=(INT8_ACTIVATION,),
+        features=_ROUNDING,
     ),
     _spec(
         "linear_add",
@@ -141,7 +148,7 @@ _ALL = (
         "linear",
         _MATMUL,
         family="linear",
-        features=(INT8_ACTIVATION,),
+        features=_ROUNDING,
         decomposition=("linear", "add"),
     ),
     _spec(
@@ -151,7 +158,7 @@ _ALL = (
         "linear",
         _MATMUL,
         family="linear",
-        features=(INT8_ACTIVATION,),
+        features=_ROUNDING,
         decomposition=("rms_norm", "linear"),
     ),
     _spec(
@@ -161,6 +168,7 @@ _ALL = (
         "linear",
         _GATED,
         family="linear",
+        features=_ROUNDING,
         decomposition=("linear", "gated_activation"),
     ),
     _spec(
@@ -171,7 +179,7 @@ _ALL = (
         "linear",
         _GATED,
         family="linear",
-        features=(INT8_ACTIVATION,),
+        features=_ROUNDING,
         decomposition=("rms_norm", "linear", "gated_activation"),
     ),
     # moe: a token's experts, then their gated MLPs: pack, apply
@@ -226,15 +234,17 @@ _ALL = (
     _spec(
         "paged_attention",
         "(float[T,Hq,D] out!, float[T,Hq,D] q, KV kv, int32[S+1] query_start, int32[S] seq_lens, int32[S,B] block_table, "
-        "int max_query_len, int max_seq_len, float scale, int window, float soft_cap)",
+        "int max_query_len, int max_seq_len, float scale, int window, float soft_cap, float32[Hq]? sinks = None)",
         "Causal attention over the paged KV. Row s has queries query_start[s] .. query_start[s+1], which are the last "
         "tokens of a sequence of seq_lens[s] tokens; their own KV is already written. window = 0 means all; w > 0 lets "
         "a query at position p see p-w+1 .. p. soft_cap c > 0 replaces scores s by c * tanh(s / c). Query head h reads "
-        "KV head h * Hk // Hq. Blocks wholly behind the window may be the null block. Prefill and decode rows mix freely.",
+        "KV head h * Hk // Hq. Blocks wholly behind the window may be the null block. Prefill and decode rows mix freely. "
+        "sinks (feature sinks): a logit per query head, neither scaled nor capped, that is part of the softmax's denominator "
+        "and has no value (gpt-oss; after Xiao et al. 2023): softmax over [scores, sink], its last column dropped.",
         "attention",
         _FLOAT | {"float32": Tolerance(2e-5, 2e-5)},
         family="kv",
-        features=("sliding_window", "soft_cap"),
+        features=("sliding_window", "soft_cap", "sinks"),
     ),
     _spec(
         "kv_copy",
@@ -276,13 +286,13 @@ _ALL = (
         "(float[T,Hq,D] out!, float[T,Hq,D] q~, float[T,Hk,D] k~, float[T,Hk,D] v, float32[D]? q_weight, float32[D]? k_weight, "
         "float eps, int32[T] positions, float32[P,2,R/2]? cos_sin, bool interleaved, KV kv!, int64[T] slot_mapping, "
         "int32[S+1] query_start, int32[S] seq_lens, int32[S,B] block_table, int max_query_len, int max_seq_len, float scale, "
-        "int window, float soft_cap)",
+        "int window, float soft_cap, float32[Hq]? sinks = None)",
         "qk_norm_rope_kv_write, then paged_attention of the queries that it makes. q and k are inputs, and scratch after.",
         "attention",
         _MATMUL,
         family="kv",
         decomposition=("qk_norm_rope_kv_write", "paged_attention"),
-        features=("interleaved", "sliding_window", "soft_cap"),
+        features=("interleaved", "sliding_window", "soft_cap", "sinks"),
     ),
     _spec(
         "encoder_attention",

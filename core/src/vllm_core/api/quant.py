@@ -74,9 +74,12 @@ FORMATS: Mapping[str, QuantFormat] = _table(
 )
 """All formats of the current API version, by name."""
 
+FP8_FORMATS = frozenset({"fp8_tensor", "fp8_channel", "fp8_block128"})
+"""Those whose products may have their inputs rounded to fp8, where the user asks for it."""
+
 
 ONLINE_FORMATS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"int8": ("q8_0", "int8_channel"), "int4": ("q4_1", "int4_group")}
+    {"int8": ("q8_0", "int8_channel"), "int4": ("q4_1", "int4_group"), "fp8": ("fp8_channel",)}
 )
 """What core rounds weights to for ``--quantization``: the first format that the provider reads and the matrix can have."""
 

@@ -8,7 +8,7 @@ have run on a plugin that was written without knowledge of core.
 
 from __future__ import annotations
 
-API_VERSION = (0, 1)
+API_VERSION = (0, 2)
 """The version that this core implements."""
 
 

@@ -146,7 +146,8 @@ def _walk(path: tuple[str, ...], old: Any, new: Any) -> Iterator[Change]:
             else:
                 yield from _walk((*path, key), old[key], new[key])
         return
-    yield Change(_weight_changed(path), ".".join(path), _short(old), _short(new))
+    only_adds = path[-1] == "schema" and _adds_optional_arguments(str(old), str(new))
+    yield Change("adds" if only_adds else _weight_changed(path), ".".join(path), _short(old), _short(new))
 
 
 def _weight_removed(path: tuple[str, ...]) -> Weight:
@@ -169,6 +170,14 @@ def _weight_changed(path: tuple[str, ...]) -> Weight:
     ):
         return "changes"
     return "breaks"
+
+
+def _adds_optional_arguments(old: str, new: str) -> bool:
+    """Whether a schema gained nothing but arguments with a default behind all others: who does not take them goes on."""
+    (before, _, returned), (after, _, returns) = old.partition(" -> "), new.partition(" -> ")
+    begin = f"{before.removesuffix(')')}, "
+    added = after.removeprefix(begin).removesuffix(")").split(", ")
+    return after.startswith(begin) and returned == returns and all(" = " in one for one in added)
 
 
 def _short(value: Any) -> str:

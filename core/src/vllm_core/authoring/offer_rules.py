@@ -24,7 +24,7 @@ class OfferFacts:
 
 
 def arguments_of(schema: str) -> tuple[str, ...]:
-    """Names of a schema's arguments, in order: ``(float[T,H] out!, int? k) -> X`` gives ``("out", "k")``."""
+    """Names of a schema's arguments, in order: ``(float[T,H] out!, int? k = None) -> X`` gives ``("out", "k=None")``."""
     depth, start, parts = 0, 1, []
     for index, letter in enumerate(schema):
         depth += letter in "([{"
@@ -34,7 +34,7 @@ def arguments_of(schema: str) -> tuple[str, ...]:
             start = index + 1
             if depth == 0:
                 break
-    return tuple(part.split()[-1].rstrip("!") for part in parts if part.strip())
+    return tuple(part.replace(" = ", "=").split()[-1].rstrip("!") for part in parts if part.strip())
 
 
 def check_offers(subject: Subject, architecture: str, offers: Sequence[OfferFacts], built_for: Sequence[str]) -> list[Finding]:
@@ -106,8 +106,8 @@ def _no_entry(on: str, found: str) -> Finding:
 
 
 def _check_signature(on: str, op: str, function: ast.FunctionDef) -> Finding | None:
-    """Ops are called with all arguments, by position."""
-    wanted, given = arguments_of(OPS[op].schema), function.args
+    """Ops are called with all arguments by position, but with those that have a default only where they are asked for."""
+    wanted, given = [one for one in arguments_of(OPS[op].schema) if "=" not in one], function.args
     names = [one.arg for one in (*given.posonlyargs, *given.args)]
     least = len(names) - len(given.defaults)
     needed = [one.arg for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]

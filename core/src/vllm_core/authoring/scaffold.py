@@ -31,7 +31,7 @@ BY_REFERENCE: Mapping[str, bool] = {
     "attention.decoder": True,
     "attention.sliding_window": True,
     "attention.soft_cap": True,
-    "attention.sinks": False,
+    "attention.sinks": True,
     "attention.encoder": True,
     "prefix_caching": True,
     "chunked_prefill": True,
@@ -42,6 +42,7 @@ BY_REFERENCE: Mapping[str, bool] = {
     "graphs": False,
     "sleep": False,
     "quantization.weight_only": False,
+    "quantization.fp8_activation": False,
     "parallel.tensor": False,
     "peer_copy": False,
 }

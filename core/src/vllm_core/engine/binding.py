@@ -118,13 +118,13 @@ def _load_all(bindings: Mapping[tuple[str, str], BindingLike]) -> dict[tuple[str
 def _check_arguments(function: Callable[..., Any], op: str) -> None:
     """Raise TypeError where a call would: it fails in the caller, and no frame of its trace is the provider's."""
     if op in OPS:
-        from vllm_core.ops.place import arguments_of  # torch: who schedules alone has none
+        from vllm_core.ops.place import needed_of  # torch: who schedules alone has none
 
         try:
             signature = inspect.signature(function)
         except ValueError:
             return  # one that is built in may have none to show
-        signature.bind(*arguments_of(OPS[op]))
+        signature.bind(*needed_of(OPS[op]))
 
 
 def _with_code(function: Callable[..., Any]) -> FunctionType:

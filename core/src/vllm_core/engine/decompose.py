@@ -72,9 +72,10 @@ def qk_norm_rope_attention(get: Get, role: str) -> Callable[..., None]:
         scale: float,
         window: int,
         soft_cap: float,
+        *sinks: Any,
     ) -> None:
         write(q, k, v, q_weight, k_weight, eps, positions, cos_sin, interleaved, kv, slot_mapping)
-        attend(out, q, kv, query_start, seq_lens, block_table, max_query_len, max_seq_len, scale, window, soft_cap)
+        attend(out, q, kv, query_start, seq_lens, block_table, max_query_len, max_seq_len, scale, window, soft_cap, *sinks)
 
     return call
 

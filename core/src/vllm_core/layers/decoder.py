@@ -86,6 +86,8 @@ class DecoderLayer:
         self._group, self._table = group.index, table
         self._interleaved = layer.rope is not None and layer.rope.interleaved
         self._sandwich = spec.sandwich_norms
+        self.sinks: tuple[torch.Tensor, ...] = ()
+        """float32 [Hq] where the attention has sinks."""
         self.qkv, self.out, self.gate_up, self.down = (PackedLinear(device, ops) for _ in range(4))
         self.input_norm, self.q_norm, self.k_norm, self.attention_norm, self.mlp_input_norm, self.mlp_norm = (
             NormWeight(device, spec.norm_offset) for _ in range(6)
@@ -201,6 +203,7 @@ class DecoderLayer:
             self._scale,
             self._window,
             self._cap,
+            *self.sinks,
         )
 
     def _write(self, x: Views, inputs: StepInputs, kv: Any) -> None:

@@ -97,7 +97,7 @@ class WeightLoader:
     """
 
     def __init__(
-        self, model: str, *, prefix: str, ignored: Sequence[str], quantization: Literal["int8", "int4"] | None = None
+        self, model: str, *, prefix: str, ignored: Sequence[str], quantization: Literal["int8", "int4", "fp8"] | None = None
     ) -> None:
         self._model = model
         self._prefix = prefix

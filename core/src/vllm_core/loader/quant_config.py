@@ -2,7 +2,8 @@
 
 Read are AWQ (Lin et al. 2023, layout ``gemm``), GPTQ (Frantar et al. 2022, both conventions of the zero point, no reordered
 activations), fp8 per tensor, channel or square of 128, and compressed-tensors of one group with four or eight bits. Products
-are with widened weights: scales and formats that such a config gives for activations are not used.
+are with widened weights, but where the user asks for inputs in fp8 too: scales and formats that such a config gives for
+activations are not used, those are made of the inputs themselves.
 """
 
 from __future__ import annotations

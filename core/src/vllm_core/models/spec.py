@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from vllm_core.api import CallSite, KVGroupSpec
-from vllm_core.api.ops import INT8_ACTIVATION, OPS, family_of
+from vllm_core.api.ops import FP8_ACTIVATION, INT8_ACTIVATION, OPS, family_of
 from vllm_core.errors import ConfigError
 
-_PRODUCTS = frozenset({"linear", "moe"})
-"""Families of products with packed weights."""
+_ROUNDING = {"int8": INT8_ACTIVATION, "fp8": FP8_ACTIVATION}
+"""Feature of the products whose inputs are rounded."""
 
 Pooling: TypeAlias = Literal["mean", "cls", "last"]
 
@@ -46,11 +46,12 @@ class ExpertSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """What differs from layer to layer. `sparse`: its MLP is the model's mixture of experts."""
+    """What differs from layer to layer. `sparse`: its MLP is the model's mixture of experts. `sinks`: attention has sinks."""
 
     window: int | None = None
     rope: RopeSpec | None = None
     sparse: bool = False
+    sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class ModelSpec:
     normed before it is added (Gemma). `post_norm`: norms follow the residual add (BERT).
     `extended_position` is how far dynamic NTK scaling reaches beyond `max_position`, in tokens. A user has to ask for
     more than `max_position`, because one rotary table serves all sequences: a longer context changes short ones too.
-    `quantization` rounds weights while they are loaded, `activation_int8` the inputs of products with packed weights.
+    `quantization` rounds weights while they are loaded, `rounded_inputs` the inputs of products with packed weights.
     `workers` is by how many devices each layer is shared: heads and inner sizes are then those of one worker.
     `num_labels` is how many classes a model that classifies tells apart; `label_pooler`: BERT's pooler comes before them.
     """
@@ -103,8 +104,8 @@ class ModelSpec:
     extended_position: int | None = None
     experts: ExpertSpec | None = None
     workers: int = 1
-    quantization: Literal["int8", "int4"] | None = None
-    activation_int8: bool = False
+    quantization: Literal["int8", "int4", "fp8"] | None = None
+    rounded_inputs: Literal["int8", "fp8"] | None = None
 
     def shard(self, workers: int) -> ModelSpec:
         """What one of ``workers`` computes: its query heads, the KV heads that they read, its part of the MLP.
@@ -211,11 +212,8 @@ class ModelSpec:
     def call_sites(self, kv_dtype: str, tokens_per_block: int | None = None) -> tuple[CallSite, ...]:
         """Every place that calls an op, by role; layers with equal needs share one."""
         plain = [*self._plain_sites(), *self._shared_sites()]
-        rounded = frozenset({INT8_ACTIVATION}) if self.activation_int8 else frozenset[str]()
-        sites = [
-            CallSite(op=op, role=role, dtype=self.dtype, features=rounded if OPS[op].family in _PRODUCTS else frozenset())
-            for op, role in plain
-        ]
+        rounded = frozenset[str]() if self.rounded_inputs is None else frozenset({_ROUNDING[self.rounded_inputs]})
+        sites = [CallSite(op=op, role=role, dtype=self.dtype, features=rounded & OPS[op].features) for op, role in plain]
         interleaved = any(layer.rope is not None and layer.rope.interleaved for layer in self.layers)
         rope = frozenset({"interleaved"}) if interleaved else frozenset[str]()
         if any(layer.rope is not None for layer in self.layers):
@@ -224,6 +222,8 @@ class ModelSpec:
             masks = {"sliding_window"} if group.window is not None else set[str]()
             if self.attention_soft_cap:
                 masks.add("soft_cap")
+            if any(self.layers[layer].sinks for layer in group.layers):
+                masks.add("sinks")
             asked = {"paged_attention": frozenset(masks), "qk_norm_rope_kv_write": rope}
             asked["qk_norm_rope_attention"] = rope | masks
             sites.extend(

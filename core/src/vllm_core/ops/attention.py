@@ -98,6 +98,7 @@ def paged_attention(
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: Tensor | None = None,
 ) -> None:
     """Causal attention over the paged KV; see the specification for the masks."""
     num_tokens = q.shape[0]
@@ -119,17 +120,24 @@ def paged_attention(
         block = block_table[token_row[part, None], column].long()
         place = keys_at % kv.tokens_per_block
         keys, values = kv.get(block, place), kv.get(block, place + kv.tokens_per_block)
-        out[part] = _attend(q[part], keys, values, visible, scale, soft_cap)
+        out[part] = _attend(q[part], keys, values, visible, scale, soft_cap, sinks)
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float, soft_cap: float) -> Tensor:
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float, soft_cap: float, sinks: Tensor | None
+) -> Tensor:
     """q [C,Hq,D] over keys and values [C,L,Hk,D] where visible [C,L]; returns q's shape and dtype."""
     grouped = q.float().view(len(q), keys.shape[2], -1, q.shape[2])
     scores = torch.einsum("chgd,clhd->chgl", grouped, keys.float()) * scale
     if soft_cap:
         scores = torch.tanh(scores / soft_cap) * soft_cap
     hidden = ~visible
-    weights = scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1)
+    scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
+    if sinks is None:
+        weights = scores.softmax(-1)
+    else:
+        column = sinks.view(scores.shape[1:3]).expand(scores.shape[:3]).unsqueeze(-1)
+        weights = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
     # What lies beyond a sequence may be another's rest, even NaN: weight 0 alone would not hide it.
     clean = values.float().masked_fill(hidden[:, :, None, None], 0.0)
     return torch.einsum("chgl,clhd->chgd", weights, clean).flatten(1, 2).to(q.dtype)
@@ -200,11 +208,12 @@ def qk_norm_rope_attention(
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: Tensor | None = None,
 ) -> None:
     """The decomposition: what the queries attend to is written first."""
     qk_norm_rope_kv_write(q, k, v, q_weight, k_weight, eps, positions, cos_sin, interleaved, kv, slot_mapping)
     masks = (max_query_len, max_seq_len, scale, window, soft_cap)
-    paged_attention(out, q, kv, query_start, seq_lens, block_table, *masks)
+    paged_attention(out, q, kv, query_start, seq_lens, block_table, *masks, sinks)
 
 
 def encoder_attention(
@@ -223,4 +232,4 @@ def encoder_attention(
         keys_at = begin[part, None] + offsets
         visible = keys_at < end[part, None]
         keys_at = keys_at.clamp(max=num_tokens - 1)
-        out[part] = _attend(q[part], k[keys_at], v[keys_at], visible, scale, 0.0)
+        out[part] = _attend(q[part], k[keys_at], v[keys_at], visible, scale, 0.0, None)

@@ -9,7 +9,8 @@ A name is a pattern and options, separated by slashes: ``mixed``, ``block_edges/
     cap             soft cap on attention scores   interleaved, partial   rotary embedding
     e128 t8         experts, and those of a token
     wide            linear: out is float32         rest       what no query may see is NaN
-    plain           none of these variants
+    fp8             linear: the weight is in fp8, and x may be rounded to it
+    sinks           a logit per query head         plain      none of these variants
 
 Where a name has no variant the seed turns them, so that a few seeds show all. Imports no torch: planning a suite must
 be cheap.
@@ -20,6 +21,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from vllm_core.api.ops import FP8_ACTIVATION, OPS
 
 Rows = tuple[tuple[int, int], ...]
 
@@ -42,7 +45,7 @@ ENCODER_CLASSES = KV_CLASSES
 
 _SIZES = {"q": "num_heads", "k": "num_kv_heads", "d": "head_size", "b": "tokens_per_block", "h": "width", "v": "vocab"}
 _SIZES |= {"e": "experts", "t": "chosen"}
-_OPTION = re.compile(r"([qkdbhvet])(\d+)|kv_(\w+)|window(\d*)|(cap|interleaved|partial|wide|rest|plain)")
+_OPTION = re.compile(r"([qkdbhvet])(\d+)|kv_(\w+)|window(\d*)|(cap|sinks|interleaved|partial|wide|fp8|rest|plain)")
 THIRD = -1
 """Window of a third of the longest sequence."""
 
@@ -53,17 +56,21 @@ class Variant:
 
     window: int = 0
     cap: bool = False
+    sinks: bool = False
     kv_dtype: str | None = None
     interleaved: bool = False
     partial: bool = False
     wide: bool = False
+    fp8: bool = False
     rest: bool = False
 
     def features(self, op: str) -> frozenset[str]:
         """Features of the op's specification that a call site of this variant asks for."""
         asked: dict[str, bool] = {}
         if op in ("paged_attention", "qk_norm_rope_attention"):
-            asked |= {"sliding_window": self.window != 0, "soft_cap": self.cap}
+            asked |= {"sliding_window": self.window != 0, "soft_cap": self.cap, "sinks": self.sinks}
+        if FP8_ACTIVATION in OPS[op].features:
+            asked |= {FP8_ACTIVATION: self.fp8}
         if op in ("rotary_embedding", "qk_norm_rope_kv_write", "qk_norm_rope_attention"):
             asked |= {"interleaved": self.interleaved}
         return frozenset(name for name, wanted in asked.items() if wanted)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm_core.api import QuantTensor
 from vllm_core.ops.batch_inputs import (
     STEP_CLASSES,
     TAIL_CLASSES,
@@ -24,6 +25,7 @@ from vllm_core.ops.batch_inputs import (
 )
 from vllm_core.ops.classes import Variant
 from vllm_core.ops.dtypes import TORCH_DTYPES
+from vllm_core.ops.quant import FP8_SIDE
 from vllm_core.ops.shapes import CLASSES, ENCODER_CLASSES, KV_CLASSES, Shape, shape_of
 
 __all__ = ["SHAPE_CLASSES", "ExpertWeights", "KVContent", "Weight"]
@@ -37,7 +39,7 @@ KV_DTYPES = {**TORCH_DTYPES, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float
 class Weight:
     """What `linear_pack` is given."""
 
-    weight: Tensor
+    weight: Tensor | QuantTensor
     bias: Tensor | None
 
 
@@ -163,27 +165,39 @@ def linear_pack(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
 def linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """A product whose results are about 1; odd seeds have a bias, and sizes are no multiples of a tile.
 
-    The variant ``wide`` has an output in float32, as logits have.
+    The variant ``wide`` has an output in float32, as logits have; ``fp8`` a weight in fp8, whose format goes with the seed.
     """
     shape, g = shape_of(shape_class), _generator(seed)
-    inputs, outputs = shape.hidden, 3 * shape.hidden // 2 + 5
+    fp8 = shape.variant_of(seed, dtype).fp8
+    inputs, outputs = shape.hidden, 3 * shape.hidden // 2 + (0 if fp8 else 5)
     x = _normal(g, dtype, shape.num_tokens, inputs)
-    weight = _normal(g, dtype, outputs, inputs, scale=inputs**-0.5)
+    weight = _fp8(g, outputs, inputs, seed) if fp8 else _normal(g, dtype, outputs, inputs, scale=inputs**-0.5)
     bias = _normal(g, dtype, outputs) if seed % 2 else None
     wide = shape.variant_of(seed, dtype).wide
     out = torch.zeros(shape.num_tokens, outputs, dtype=torch.float32 if wide else x.dtype)
     return out, x, Weight(weight, bias)
 
 
+def _fp8(g: torch.Generator, rows: int, columns: int, seed: int) -> QuantTensor:
+    """A weight in fp8 whose products are about 1: of a scale, of one a row, or of one a square, by the seed."""
+    name, scales = (
+        ("fp8_tensor", (1,)),
+        ("fp8_channel", (rows,)),
+        ("fp8_block128", (-(-rows // FP8_SIDE), -(-columns // FP8_SIDE))),
+    )[seed % 3]
+    data = (torch.randn(rows, columns, generator=g) * 64).to(torch.float8_e4m3fn)
+    return QuantTensor(name, (rows, columns), data, (torch.rand(scales, generator=g) + 0.5) * columns**-0.5 / 64)
+
+
 def linear_add(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """A product added to a residual of about 1."""
-    out, x, weight = linear(dtype, seed, f"{shape_class}/plain")
+    out, x, weight = linear(dtype, seed, shape_class)
     return _normal(_generator(seed + 1), dtype, *out.shape), _like(out), x, weight
 
 
 def rms_norm_linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """A product of normed rows."""
-    out, x, weight = linear(dtype, seed, f"{shape_class}/plain")
+    out, x, weight = linear(dtype, seed, shape_class)
     norm = torch.rand(x.shape[1], generator=_generator(seed + 1)) + 0.5
     return out, _like(x), x, norm, 1e-6, weight
 
@@ -197,9 +211,10 @@ def gated_linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
 def rms_norm_gated_linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """The first half of a gated MLP; the seed turns the activation."""
     shape, g = shape_of(shape_class), _generator(seed)
-    inputs, outputs = shape.hidden, shape.hidden // 2 + 3
+    fp8 = shape.variant_of(seed, dtype).fp8
+    inputs, outputs = shape.hidden, shape.hidden // 2 + (0 if fp8 else 3)
     x = _normal(g, dtype, shape.num_tokens, inputs)
-    weight = _normal(g, dtype, 2 * outputs, inputs, scale=inputs**-0.5)
+    weight = _fp8(g, 2 * outputs, inputs, seed) if fp8 else _normal(g, dtype, 2 * outputs, inputs, scale=inputs**-0.5)
     bias = _normal(g, dtype, 2 * outputs) if seed % 2 else None
     out = torch.zeros(shape.num_tokens, outputs, dtype=x.dtype)
     wide = torch.zeros(shape.num_tokens, 2 * outputs, dtype=x.dtype)
@@ -276,7 +291,8 @@ def _kv_dtype(shape: Shape, dtype: str) -> str:
 def paged_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """Seeds 1 and 3 of four have a window, 2 and 3 a soft cap; seeds from 4 on another KV dtype.
 
-    The variant ``rest`` has NaN in every slot that no query may see, and the null block behind the window.
+    The variant ``rest`` has NaN in every slot that no query may see, and the null block behind the window; ``sinks`` has one
+    argument more.
     """
     shape, g = shape_of(shape_class), _generator(seed)
     variant = shape.variant_of(seed, dtype)
@@ -285,13 +301,22 @@ def paged_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     unseen = ~shape.visible(window) if variant.rest else None
     content = _content(shape, variant.kv_dtype or dtype, g, unseen)
     table = shape.behind(window) if variant.rest else shape.block_table
-    return _like(q), q, content, shape.query_start, shape.seq_lens, table, *_masks(shape, variant)
+    return _like(q), q, content, shape.query_start, shape.seq_lens, table, *_masks(shape, variant), *_sinks(shape, variant, g)
 
 
 def _masks(shape: Shape, variant: Variant) -> tuple[int, int, float, int, float]:
     """Longest query and sequence, scale, window and soft cap."""
     cap = 3.0 if variant.cap else 0.0
     return shape.max_query_len, shape.max_seq_len, shape.head_size**-0.5, shape.window_of(variant.window), cap
+
+
+def _sinks(shape: Shape, variant: Variant, g: torch.Generator) -> tuple[Tensor, ...]:
+    """Nothing, or float32 [Hq] from -5 to 5; of four heads one has one as large as all scores, one beyond what exp holds."""
+    if not variant.sinks:
+        return ()
+    sinks = torch.rand(shape.num_heads, generator=g) * 10 - 5
+    sinks[1::4], sinks[3::4] = 9.0, 100.0
+    return (sinks,)
 
 
 def kv_copy(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
@@ -327,7 +352,9 @@ def qk_norm_rope_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any
     q, *heads, content, mapping = qk_norm_rope_kv_write(dtype, seed, shape_class)
     shape = shape_of(shape_class)
     rows = (shape.query_start, shape.seq_lens, shape.block_table)
-    return _like(q), q, *heads, content, mapping, *rows, *_masks(shape, shape.variant_of(seed, dtype))
+    variant = shape.variant_of(seed, dtype)
+    masks = (*_masks(shape, variant), *_sinks(shape, variant, _generator(seed + 1)))
+    return _like(q), q, *heads, content, mapping, *rows, *masks
 
 
 def encoder_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:

@@ -115,10 +115,10 @@ class Placement:
         return Placed(_cut(there, shape, strided), there, base, shape, strided)
 
     def arguments(self, spec: OpSpec, values: Sequence[Any], realize: Callable[[Any, Copy], Any]) -> list[Any]:
-        """Place all arguments; ``realize`` makes weights and caches, which are private to the provider."""
+        """Place all arguments that are given; ``realize`` makes weights and caches, which are private to the provider."""
         names = arguments_of(spec)
         placed = []
-        for name, value in zip(names, values, strict=True):
+        for name, value in zip(names[: len(values)], values, strict=True):
             if isinstance(value, Tensor):
                 in_place = sum(value is other for other in values) > 1
                 strided = self.strided and name in ACTIVATIONS
@@ -166,13 +166,19 @@ class Placement:
         return sum(placed.spilled() for placed in self._placed.values())
 
 
+def needed_of(spec: OpSpec) -> list[str]:
+    """Names of the arguments that every call gives; those with a default come after them."""
+    names = arguments_of(spec)
+    return names[: len(names) - spec.schema.count(" = None")]
+
+
 def arguments_of(spec: OpSpec) -> list[str]:
     """Names of the schema's arguments, mutated ones with their mark."""
     depth, names, word = 0, [], ""
     for char in spec.schema.partition(" -> ")[0].strip("()") + ",":
         depth += (char == "[") - (char == "]")
         if char == "," and not depth:
-            names.append(word.split()[-1])
+            names.append(word.partition("=")[0].split()[-1])
             word = ""
         else:
             word += char

@@ -10,11 +10,15 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vllm_core.api.quant import FORMATS, QuantStack, QuantTensor, Weight
 
 FP8_SIDE = 128
 """Rows and columns of a square of ``fp8_block128``."""
+
+FP8_MOST = 448.0
+"""The largest number of float8_e4m3fn."""
 
 GROUP = 32
 """Inputs that share a scale where core rounds to ``int4_group``."""
@@ -63,15 +67,19 @@ def rounded(weight: Tensor, formats: Sequence[str]) -> Tensor | QuantTensor:
 
 
 def quantize(weight: Tensor, name: str) -> QuantTensor:
-    """Round a matrix [N, K] to a format, row by row and with no data but its own: to the nearest of evenly spaced numbers.
+    """Round a matrix [N, K] to a format, row by row and with no data but its own: to the nearest of its numbers.
 
-    For ``int8_channel``, ``int4_group`` (of `GROUP` inputs) and what the gguf package writes: q4_0, q4_1, q5_0, q5_1, q8_0.
+    For ``int8_channel``, ``fp8_channel``, ``int4_group`` (of `GROUP` inputs) and what the gguf package writes: q4_0, q4_1,
+    q5_0, q5_1, q8_0.
     """
     shape = (weight.shape[0], weight.shape[1])
     values = weight.detach().float().cpu()
     if name == "int8_channel":
         scale = (values.abs().amax(dim=1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
         return QuantTensor(name, shape, (values / scale[:, None]).round().to(torch.int8), scale)
+    if name == "fp8_channel":
+        codes, scale = _fp8(values)
+        return QuantTensor(name, shape, codes, scale[:, 0])
     if name == "int4_group":
         return _quantize_groups(values, shape)
     from gguf import GGMLQuantizationType
@@ -88,6 +96,26 @@ def _quantize_groups(values: Tensor, shape: tuple[int, int]) -> QuantTensor:
     zero = (-low / scale).round().clamp(0, 15)
     steps = ((groups / scale[:, :, None]).round() + zero[:, :, None]).clamp(0, 15).to(torch.uint8).reshape(shape)
     return QuantTensor("int4_group", shape, steps[:, ::2] | (steps[:, 1::2] << 4), scale, zero.to(torch.uint8))
+
+
+def rounded_to_fp8(values: Tensor, group: int) -> Tensor:
+    """Float32 [T, K] rounded to float8_e4m3fn, with a scale for each ``group`` inputs of a row; 0: one for the row.
+
+    A scale is the largest size of what shares it over `FP8_MOST`, so that nothing is cut off.
+    """
+    rows, columns = values.shape
+    group = group or columns
+    count = -(-columns // group)
+    codes, scale = _fp8(functional.pad(values.float(), (0, -columns % group)).view(rows, count, group))
+    return (codes.float() * scale).view(rows, count * group)[:, :columns]
+
+
+def _fp8(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of float32 numbers, and the scale float32 [..., 1] that those of the last dimension share."""
+    largest = values.abs().amax(dim=-1, keepdim=True).clamp_min(1e-30)
+    # torch divides a number by a tensor in two roundings, and then numbers between two codes go the other way.
+    inverse = torch.full_like(largest, FP8_MOST) / largest
+    return (values * inverse).to(torch.float8_e4m3fn), largest / FP8_MOST
 
 
 def take_rows(weight: QuantTensor, begin: int, end: int) -> QuantTensor:

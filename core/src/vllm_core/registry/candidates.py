@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vllm_core.api import DeviceFacts, KVGroupSpec, KVLayout, Offer, ProbeReport, ProgramOffer
 from vllm_core.api.manifest import Check
-from vllm_core.api.ops import OPS
+from vllm_core.api.ops import FP8_ACTIVATION, INT8_ACTIVATION, OPS
 from vllm_core.errors import PluginError
 from vllm_core.registry.discover import Found, enabled, find, foreign
 from vllm_core.registry.hardware import Sighting, known_plugins, scan
@@ -23,6 +23,8 @@ PLATFORM_VARIABLE = "VLLM_PLATFORM"
 REFERENCE_PRIORITY = -1000
 _FLOATS = frozenset({"float32", "bfloat16", "float16"})
 _KV_CODES = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "int8"})
+_ROUNDING = frozenset({INT8_ACTIVATION, FP8_ACTIVATION})
+"""Features by which kernels are faster: a reference, which is exact and slow, does not stand in for one that rounds."""
 
 
 @dataclass(slots=True)
@@ -246,7 +248,7 @@ def reference_offers() -> tuple[Offer, ...]:
             kind="reference",
             dtypes=_FLOATS,
             kv_dtypes=_FLOATS | _KV_CODES,
-            features=frozenset(feature for name in names for feature in OPS[name].features),
+            features=frozenset(feature for name in names for feature in OPS[name].features) - _ROUNDING,
             priority=REFERENCE_PRIORITY,
             op_versions={name: OPS[name].version for name in names},
             kv_layout=_reference_layout if family == "kv" else None,

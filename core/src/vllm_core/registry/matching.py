@@ -11,6 +11,8 @@ from packaging.version import InvalidVersion
 
 from vllm_core.api import DeviceFacts, Manifest, ProgramOffer, Versioned, is_available
 from vllm_core.api.capability import describe
+from vllm_core.api.ops import FP8_ACTIVATION
+from vllm_core.api.quant import FP8_FORMATS
 from vllm_core.registry.candidates import check_summary
 from vllm_core.registry.negotiate import Negotiated, Unserved, negotiate
 from vllm_core.registry.placement import place
@@ -119,6 +121,7 @@ def _match(needs: Needs, candidate: Candidate) -> Match | Mismatch:
             *kv.reasons,
             ("graphs", _graph_reason(needs, candidate)),
             *_weight_reason(needs, every),
+            *_input_reason(needs, every),
             *map(_provider_reason, every),
         ),
         rejected=(
@@ -245,6 +248,16 @@ def _weight_reason(needs: Needs, choices: Sequence[Choice]) -> list[tuple[str, s
         f"{name} decoded to {needs.dtype}, {size} MiB: {linear.provider} does not read it" for name, size in decoded.items()
     ]
     return [("weights", "; ".join(lines))]
+
+
+def _input_reason(needs: Needs, choices: Sequence[Choice]) -> list[tuple[str, str]]:
+    """Inputs of which products are rounded to fp8, and how their provider does it."""
+    linear = next((one.best for one in choices if one.unit.family == "linear" and one.accepted), None)
+    if linear is None or not any(FP8_ACTIVATION in site.features for site in needs.sites):
+        return []
+    formats = [name for name in needs.rounded_formats or needs.weight_formats if name in FP8_FORMATS & linear.formats]
+    how = f"rounded to fp8 for weights in {', '.join(formats)}{f', {linear.note}' if linear.note else ''}"
+    return [("inputs", f"{how}; products with others, and experts, are exact")]
 
 
 def _provider_reason(choice: Choice) -> tuple[str, str]:

@@ -18,8 +18,8 @@ class Recorder:
 
     calls = 0
 
-    def attend(self, module, q, k, v, scale, window, soft_cap):
-        self.seen = (q, k, v, scale, window, soft_cap)
+    def attend(self, module, q, k, v, masks):
+        self.seen = (q, k, v, masks)
         return v
 
 
@@ -57,14 +57,22 @@ def test_tensors_reach_the_step_by_token_and_contiguous(tensors):
 def test_arguments_left_out_mean_plain_attention(tensors):
     step = Recorder()
     attention.attention_forward(nn.Module(), *tensors, None, vllm_core_step=step)
-    assert step.seen[3:] == (8**-0.5, 0, 0.0)
+    assert step.seen[3] == attention.Masks(8**-0.5, 0, 0.0, None)
 
 
 def test_window_cap_and_scale_are_the_model_s(tensors):
     step = Recorder()
     options = {"scaling": 0.1, "sliding_window": 7, "softcap": 30.0, "dropout": 0.0, "position_ids": None}
     attention.attention_forward(nn.Module(), *tensors, None, vllm_core_step=step, **options)
-    assert step.seen[3:] == (0.1, 7, 30.0)
+    assert step.seen[3] == attention.Masks(0.1, 7, 30.0)
+
+
+def test_sinks_reach_the_step_in_float32(tensors):
+    step, sinks = Recorder(), torch.randn(4)
+    attention.attention_forward(nn.Module(), *tensors, None, s_aux=sinks, vllm_core_step=step)
+    assert step.seen[3].sinks is sinks, "what is float32 already is not copied in each step"
+    attention.attention_forward(nn.Module(), *tensors, None, s_aux=sinks.bfloat16(), vllm_core_step=step)
+    assert torch.equal(step.seen[3].sinks, sinks.bfloat16().float())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +81,6 @@ def test_window_cap_and_scale_are_the_model_s(tensors):
         (None, {"vllm_core_step": None}, "keyword arguments"),
         (torch.zeros(1, 1, 5, 5), {}, "mask or bias"),
         (None, {"position_bias": torch.zeros(1)}, "mask or bias"),
-        (None, {"s_aux": torch.zeros(4)}, "sinks"),
     ],
 )
 def test_attention_that_the_op_cannot_express_is_refused(tensors, mask, options, why):
@@ -128,7 +135,10 @@ def test_model_that_takes_no_positions_is_refused(spec):
         _accepted_extras(spec, Body())
 
 
-def test_encoder_steps_refuse_windows(spec, tensors):
+@pytest.mark.parametrize(
+    ("options", "why"), [({"sliding_window": 7}, "window 7"), ({"s_aux": torch.zeros(4)}, "attention sinks")]
+)
+def test_encoder_steps_refuse_windows_and_sinks(spec, tensors, options, why):
     step = attention.EncoderStep(spec, call=None, inputs=None)
-    with pytest.raises(ModelConfigError, match="window 7"):
-        attention.attention_forward(nn.Module(), *tensors, None, sliding_window=7, vllm_core_step=step)
+    with pytest.raises(ModelConfigError, match=why):
+        attention.attention_forward(nn.Module(), *tensors, None, vllm_core_step=step, **options)

@@ -122,6 +122,7 @@ def test_keys_that_would_choose_code_or_kernels_are_dropped():
         ("t5", {"architecture": "T5ForConditionalGeneration"}, "encoder-decoder"),
         ("llava", {"architecture": "LlavaForConditionalGeneration"}, "beside its text model"),
         ("olmo2", {"architecture": "Olmo2ForTokenClassification", "quantization_config": {"bits": 4}}, "quantised"),
+        ("gpt_oss", {"head_dim": 8, "quantization_config": {"quant_method": "mxfp4"}}, "quantised checkpoint, mxfp4"),
     ],
 )
 def test_models_that_cannot_be_rewired_are_refused_with_the_reason(kind, changes, why):

@@ -11,7 +11,9 @@ from transformers.utils import logging as hf_logging
 
 from vllm_core.errors import ModelConfigError, WeightsError
 from vllm_core.models import transformers_track
+from vllm_core.models.spec import LayerSpec
 from vllm_core.models.transformers_track.exchange import GatedMLP
+from vllm_core.models.transformers_track.findings import Findings
 from vllm_core.models.transformers_track.rewire import Linear
 
 SIZES = {
@@ -151,7 +153,6 @@ def test_every_weight_lives_in_the_device_s_pool(track, olmo2):
 @pytest.mark.parametrize(
     ("kind", "changes", "why"),
     [
-        ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}, "attention sinks"),
         ("doge", {}, r"attention in layers \[\]"),
     ],
 )
@@ -159,6 +160,13 @@ def test_attention_that_the_modules_show_to_be_foreign_is_refused_before_loading
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
     with pytest.raises(ModelConfigError, match=why):
         track.rewired({**SIZES, **rope, "model_type": kind, **changes}, None)
+
+
+def test_sinks_that_no_trial_showed_are_refused_before_loading(track):
+    """As where a class does not run at a small width: without them its attention would be another."""
+    config = {**SIZES, "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
+    with pytest.raises(ModelConfigError, match=r"attention sinks in layers \[0, 1\]: it does not run"):
+        track.rewired(config, None, layers=(LayerSpec(),) * 2, findings=Findings(failure="it does not run"))
 
 
 def test_config_that_the_model_s_own_code_rejects_is_an_error_with_its_cause(track):

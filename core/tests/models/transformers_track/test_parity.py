@@ -61,6 +61,8 @@ ARCHITECTURES = {
     "glm": {**GROUPED, "head_dim": 8},
     "gpt2": GPT2,  # learned positions, Conv1D, tied embeddings
     "gpt_bigcode": GPT2,  # one KV head
+    "gpt_oss": {**GROUPED, **EXPERTS, "head_dim": 8, "sliding_window": 6},  # sinks, cosines of half a head, clamped experts
+    "granite_swa": {**GROUPED, "num_hidden_layers": 5, "sliding_window": 6},  # sinks in layers that run as a whole
     "opt": {**COMMON, "ffn_dim": 48, "word_embed_proj_dim": 32},  # a decoder inside its body
 }
 

@@ -33,6 +33,7 @@ SHARED = {
     "glm": {"head_dim": 8},  # an MLP that is not shared
     "mixtral": EXPERTS,  # experts that are not shared
     "granite": {"tie_word_embeddings": True},
+    "granite_swa": {"sliding_window": 6},  # sinks, of each head one
 }
 PROMPT = [(7 * i + 3) % 96 + 3 for i in range(19)]
 

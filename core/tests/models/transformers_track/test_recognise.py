@@ -75,6 +75,24 @@ def test_parts_of_other_decoders_are_exchanged_one_by_one(kind, changes, counts)
     assert (found.layers, found.chain) == ((), None)
 
 
+GPT_OSS = {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}
+
+
+def test_sinks_are_the_parameter_that_attention_is_given():
+    spec = describe("gpt_oss", **GPT_OSS)
+    assert [(form.sinks, form.rotary.pairs) for form in spec.findings.attentions] == [("sinks", "once")] * 2
+    assert [layer.sinks for layer in spec.layers] == [True, True]
+    features = {site.role: site.features for site in spec.call_sites("float32") if site.op == "qk_norm_rope_attention"}
+    assert features == {"kv.0.full": {"sinks"}, "kv.1.window": {"sinks", "sliding_window"}}
+    assert not any(layer.sinks for layer in describe("gemma2", head_dim=16).layers)
+
+
+def test_layers_with_sinks_are_run_as_a_whole_where_nothing_else_is_foreign():
+    spec = describe("granite_swa", sliding_window=6)
+    assert [form.attention.sinks for form in spec.findings.layers] == ["sinks", "sinks"]
+    assert spec.findings.chain is not None
+
+
 def test_rows_of_heads_side_by_side_are_put_in_order():
     assert describe("gpt_neox", **MHA).findings.attentions[0].order == "groups"
     rows = recognise_attention.order_rows("groups", 4, 2, 3)

@@ -41,7 +41,7 @@ def offers() -> Sequence[Offer]:
             ),
             dtypes=DTYPES,
             kv_dtypes=DTYPES,
-            features=frozenset({"sliding_window", "soft_cap", "interleaved"}),
+            features=frozenset({"sliding_window", "soft_cap", "sinks", "interleaved"}),
             kv_layout=kv_layout,
         ),
     )

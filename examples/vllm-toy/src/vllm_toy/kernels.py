@@ -134,8 +134,9 @@ def paged_attention(
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: Tensor | None = None,
 ) -> None:
-    """Causal attention, one sequence after the other: q and out [T,Hq,D]."""
+    """Causal attention, one sequence after the other: q and out [T,Hq,D], float32 sinks [Hq]."""
     size, starts = kv.blocks.shape[3], query_start.tolist()
     for row, length in enumerate(seq_lens.tolist()):
         queries = q[starts[row] : starts[row + 1]].float()
@@ -153,7 +154,12 @@ def paged_attention(
             scores = torch.tanh(scores / soft_cap) * soft_cap
         at, position = torch.arange(first, length), torch.arange(length - count, length)[:, None]
         hidden = (at > position) | ((at <= position - window) if window else torch.tensor(False))
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is None:
+            weights = scores.softmax(-1)
+        else:
+            column = sinks.view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+            weights = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
         out[starts[row] : starts[row + 1]] = torch.einsum("hgtl,hld->thgd", weights, values).flatten(1, 2).to(out.dtype)
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 ABSENT = {
     "kv_dtype.fp8": "the device computes in float32, bfloat16 and float16 alone",
     "kv_dtype.int8": "the device computes in float32, bfloat16 and float16 alone",
-    "attention.sinks": "no op asks for them yet",
     "quantization.weight_only": "the device has no kernels for packed weights",
+    "quantization.fp8_activation": "the device has no kernels for packed weights",
 }
 CLAIMS: Mapping[str, Support] = MappingProxyType(
     {
@@ -47,7 +47,7 @@ def manifest() -> Manifest:
         name="toy",
         vendor="example",
         device_type="toy",
-        api_version="0.1",
+        api_version="0.2",
         core_range=">=0.1.0.dev0,<0.2",
         claims=CLAIMS,
         visible_devices_env="VLLM_TOY_VISIBLE_DEVICES",

@@ -2,7 +2,8 @@
 //
 // Tasks are tiles of queries of one row for one KV head; where there are fewer than threads could take, one span of keys of
 // such a tile each, and the spans are merged afterwards. attend.h keeps the bits the same.
-#include "attend.h"
+#include "attend16.h"
+#include "processor.h"
 #include "threads.h"
 
 VLLM_VARIANT_BEGIN
@@ -13,7 +14,7 @@ constexpr bool HAS_VECTORS = true;
 constexpr bool HAS_VECTORS = false;
 #endif
 
-enum { TASKS = 0, PARTIAL = 1, WORK = 2, GATHERED = 3 };  // slots of scratch
+enum { TASKS = 0, PARTIAL = 1, WORK = 2, GATHERED = 3, PANELS = 4 };  // slots of scratch
 
 struct Task {
     int64_t row, head;
@@ -32,11 +33,22 @@ struct Call {
     int32_t dtype;
     bool causal;
     float scale, cap;
+    const float *sinks;  // [kv_heads * group], or NULL
+    bool narrow;         // whether tiles of AMX take queries as they are
     int64_t width() const { return (size + VF - 1) / VF * VF; }
     int64_t queries(int64_t row) const { return query_start[row + 1] - query_start[row]; }
     int64_t length(int64_t row) const { return seq_lens ? seq_lens[row] : queries(row); }
     // Without a cache every tile gathers all its keys and values: a larger one makes more of them.
-    int64_t tile() const { return larger(1, (causal ? TILE_ROWS : 4 * TILE_ROWS) / group); }
+    int64_t tile() const { return larger(1, (narrow ? TILE_ROWS16 : causal ? TILE_ROWS : 4 * TILE_ROWS) / group); }
+    // Whether the tiles of AMX multiply this dtype and size, and some row has enough queries.
+    bool takes_tiles() const {
+        if (dtype != VLLM_BFLOAT16 || size % 32 || !cpu_has_amx() || !cpu_has_avx512bf16()) return false;
+        for (int64_t row = 0; row < rows; ++row)
+            if (queries(row) * group >= LEAST_ROWS16) return true;
+        return false;
+    }
+    // Rows of memory of a tile.
+    int64_t rows_of_tile() const { return (tile() * group + TILE_SIDE - 1) / TILE_SIDE * TILE_SIDE; }
     int64_t first(int64_t position) const { return window ? larger(0, position - window + 1) : 0; }
 };
 
@@ -46,7 +58,7 @@ struct Work {
     int64_t *first, *last;
     Sums all, span;
     bool make(const Call &call) {
-        int64_t rows = call.tile() * call.group, width = call.width();
+        int64_t rows = call.rows_of_tile(), width = call.width();
         int64_t floats = rows * (call.size + CHUNK + 2 * width + 4) + 16 * 8;
         char *base = static_cast<char *>(scratch(WORK, static_cast<size_t>(floats * 4 + rows * 16)));
         if (!base) return false;
@@ -70,19 +82,35 @@ struct Work {
     }
 };
 
-static void gather_queries(const Call &call, const Task &task, const Work &work) {
+// Queries in float, times the scale; as they are where tiles of AMX take them.
+static void gather_queries(const Call &call, const Task &task, const Work &work, bool narrow) {
     const int64_t item = item_bytes(call.dtype), begin = call.query_start[task.row] + task.begin;
     const int64_t before = call.length(task.row) - call.queries(task.row);
     for (int64_t i = 0; i < task.count; ++i) {
         const char *q = static_cast<const char *>(call.q) + ((begin + i) * call.q_stride + task.head * call.group * call.size) * item;
-        float *to = work.q + i * call.group * call.size;
-        widen(to, q, call.dtype, call.group * call.size);
-        for (int64_t j = 0; j < call.group * call.size; ++j) to[j] *= call.scale;
+        const int64_t count = call.group * call.size;
+        if (narrow) {
+            memcpy(reinterpret_cast<uint16_t *>(work.q) + i * count, q, static_cast<size_t>(count * item));
+        } else {
+            float *to = work.q + i * count;
+            widen(to, q, call.dtype, count);
+            for (int64_t j = 0; j < count; ++j) to[j] *= call.scale;
+        }
         int64_t position = before + task.begin + i;
         for (int64_t g = 0; g < call.group; ++g) {
             work.first[i * call.group + g] = call.causal ? call.first(position) : 0;
             work.last[i * call.group + g] = call.causal ? position : call.length(task.row) - 1;
         }
+    }
+}
+
+// Sums of a tile before its spans are merged into them: nothing, or the sink of each row's head, which so counts once.
+static void start(const Call &call, const Task &task, const Sums &sums) {
+    const int64_t used = task.count * call.group;
+    clear(sums, used, call.width());
+    for (int64_t r = 0; call.sinks && r < used; ++r) {
+        sums.most[r] = call.sinks[task.head * call.group + r % call.group];
+        sums.weight[r] = 1.0f;
     }
 }
 
@@ -119,7 +147,7 @@ static int32_t run(const Call &call, const Attend &attend) {
     if (!tiles) return VLLM_OK;
     // Spans apart only where whole tiles would leave threads idle.
     const bool split = threads > 1 && tiles < 4 * threads && spans > tiles;
-    const int64_t most = split ? spans : tiles, rows = tile * call.group;
+    const int64_t most = split ? spans : tiles, rows = call.rows_of_tile();
     Task *tasks = static_cast<Task *>(scratch(TASKS, static_cast<size_t>(most) * sizeof(Task)));
     float *partial = split ? static_cast<float *>(scratch(PARTIAL, static_cast<size_t>(spans * rows * (width + 2)) * 4)) : nullptr;
     if (!tasks || (split && !partial)) return VLLM_FAILED;
@@ -147,16 +175,17 @@ static int32_t run(const Call &call, const Attend &attend) {
             failed = true;
             return;
         }
-        gather_queries(call, task, work);
         const int64_t used = task.count * call.group;
-        Tile shape{work.q, work.first, work.last, work.scores, used, call.size, width, call.cap};
+        const bool narrow = call.narrow && used >= LEAST_ROWS16;
+        gather_queries(call, task, work, narrow);
+        Tile shape{narrow ? nullptr : work.q, narrow ? reinterpret_cast<const uint16_t *>(work.q) : nullptr, work.first, work.last, work.scores, used, call.size, width, call.cap};
         const int64_t low = work.first[0], high = work.last[used - 1] + 1;
         if (task.partial >= 0) {
             Sums sums = partial_of(partial, task.partial, rows, width);
             attend(task, shape, larger(low, task.span_begin * SPAN), smaller(high, task.span_end * SPAN), sums);
             return;
         }
-        clear(work.all, used, width);
+        start(call, task, work.all);
         for (int64_t span = task.span_begin; span < task.span_end; ++span) {
             attend(task, shape, larger(low, span * SPAN), smaller(high, (span + 1) * SPAN), work.span);
             merge(work.all, work.span, used, width);
@@ -175,7 +204,7 @@ static int32_t run(const Call &call, const Attend &attend) {
         const int64_t used = task.count * call.group;
         Work work;
         if (!work.make(call)) return VLLM_FAILED;
-        clear(work.all, used, width);
+        start(call, task, work.all);
         for (; i < count && tasks[i].row == task.row && tasks[i].head == task.head && tasks[i].begin == task.begin; ++i)
             merge(work.all, partial_of(partial, tasks[i].partial, rows, width), used, width);
         write_rows(call, task, work.all);
@@ -193,6 +222,15 @@ static void point(Chunk<Float32> &chunk, const float *keys, const float *values,
 static float *gathered(int64_t size, int64_t width) {
     return static_cast<float *>(scratch(GATHERED, static_cast<size_t>(CHUNK * (size + width)) * 4));
 }
+
+// Whether the tiles of AMX may take keys and values of an element: it is as coarse as what they multiply.
+template <class E>
+constexpr bool TILES_TAKE =
+#ifdef VLLM_TILES16
+    sizeof(typename E::T) == 2;
+#else
+    false;
+#endif
 
 // Blocks in place: whole vectors of keys and values lie together.
 template <class E>
@@ -215,6 +253,16 @@ static int32_t paged_in_place(const vllm_attention_args *a, const Call &call) {
                 }
             }
         };
+#ifdef VLLM_TILES16
+        if constexpr (TILES_TAKE<E>) {
+            if (tile.narrow) {
+                const int64_t room = panels16(call.rows_of_tile(), call.size);
+                uint16_t *panels = static_cast<uint16_t *>(scratch(PANELS, static_cast<size_t>(room) * 2));
+                attend_span16<E>(tile, tile.narrow, call.scale, begin, end, sums, fetch, chunk, panels);
+                return;
+            }
+        }
+#endif
         attend_span<E>(tile, begin, end, sums, fetch, chunk);
     });
 }
@@ -271,14 +319,17 @@ int32_t paged_attention(const vllm_attention_args *a) {
     if (!is_valid(a)) return VLLM_INVALID;
     Call call{a->out, a->q, a->query_start, a->seq_lens, a->out_stride, a->q_stride, a->rows, a->q_heads / kv->num_heads,
               kv->num_heads, kv->head_size, a->window, static_cast<int32_t>(a->dtype), true, static_cast<float>(a->scale),
-              static_cast<float>(a->soft_cap)};
+              static_cast<float>(a->soft_cap), a->sinks, false};
     const bool in_place = kv->tokens_per_block % VF == 0 && kv->head_size % VF == 0;
     return with_element(kv->dtype, [&](auto element) -> int32_t {
         typedef decltype(element) E;
         // Eight-bit floats are converted once a tile rather than once a row. The variant for any CPU always gathers: so it has one
         // set of kernels, not one for each element.
         if constexpr (HAS_VECTORS && (sizeof(typename E::T) > 1 || E::scaled)) {
-            if (in_place) return paged_in_place<E>(a, call);
+            if (in_place) {
+                call.narrow = TILES_TAKE<E> && call.takes_tiles();
+                return paged_in_place<E>(a, call);
+            }
         }
         return paged_gathered<E>(a, call);
     });
@@ -289,7 +340,7 @@ int32_t encoder_attention(const vllm_encoder_args *a) {
     if (!is_float(dtype)) return VLLM_UNSUPPORTED;
     if (a->k_heads < 1 || a->q_heads % a->k_heads || a->rows < 0) return VLLM_INVALID;
     Call call{a->out, a->q, a->query_start, nullptr, a->out_stride, a->q_stride, a->rows, a->q_heads / a->k_heads, a->k_heads,
-              a->head_size, 0, dtype, false, static_cast<float>(a->scale), 0.0f};
+              a->head_size, 0, dtype, false, static_cast<float>(a->scale), 0.0f, nullptr, false};
     const int64_t width = call.width(), item = item_bytes(dtype);
     return run(call, [&](const Task &task, const Tile &tile, int64_t begin, int64_t end, const Sums &sums) {
         float *keys = gathered(call.size, width), *values = keys + CHUNK * call.size;

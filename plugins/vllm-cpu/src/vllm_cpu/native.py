@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vllm_core.api import UnsupportedError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 VARIABLE = "VLLM_CORE_OPS_PATH"
 LIBRARY = "libvllm_cpu_ops.so"
 ELF = re.compile(rb"\x7fELF.{14}(..)", re.DOTALL)

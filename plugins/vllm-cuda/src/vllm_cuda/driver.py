@@ -9,7 +9,7 @@ import ctypes
 import uuid
 from dataclasses import dataclass, replace
 
-_MIG = " MIG "
+PROFILE = " MIG "
 """Stands between the name of a GPU and the profile of an instance of it."""
 
 _MAJOR, _MINOR, _MULTIPROCESSORS, _INTEGRATED, _L2, _SHARED = 75, 76, 16, 18, 38, 97
@@ -43,12 +43,12 @@ class Gpu:
     @property
     def instance(self) -> str:
         """The profile of a part that MIG cut off a GPU, such as ``3g.20gb``; empty for a whole GPU."""
-        return self.name.partition(_MIG)[2]
+        return self.name.partition(PROFILE)[2]
 
 
 def id_of(raw: bytes, name: str) -> str:
     """What CUDA_VISIBLE_DEVICES calls a device: of an instance of MIG the driver gives the instance's UUID."""
-    return f"{'MIG' if _MIG in name else 'GPU'}-{uuid.UUID(bytes=raw)}"
+    return f"{'MIG' if PROFILE in name else 'GPU'}-{uuid.UUID(bytes=raw)}"
 
 
 class Driver:

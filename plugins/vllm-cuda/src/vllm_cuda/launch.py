@@ -13,7 +13,8 @@ from vllm_cuda.driver import Driver
 
 _MAX_DYNAMIC_SHARED, _SHARED_CARVEOUT, _ALL = 8, 9, 100
 _CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
-_BFLOAT16, _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_256B, _FILL_WITH_ZERO = 9, 0, 3, 3, 0
+_FLOAT16, _BFLOAT16 = 6, 9
+_NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_256B, _FILL_WITH_ZERO = 0, 3, 3, 0
 
 
 class TensorMap(ctypes.Structure):
@@ -42,8 +43,12 @@ def _driver() -> Driver:
     return Driver()
 
 
-def tensor_map(address: int, rows: int, columns: int, stride: int, box_rows: int, box_columns: int) -> TensorMap:
+def tensor_map(
+    address: int, rows: int, columns: int, stride: int, box_rows: int, box_columns: int, *, half: bool = False
+) -> TensorMap:
     """Map of a bfloat16 matrix [rows, columns], whose rows lie ``stride`` elements apart, in boxes that are swizzled.
+
+    ``half``: it is float16.
 
     A box's row is at most 128 bytes. What lies outside of the matrix is read as zero. Raises DriverError where address or
     stride is no multiple of 16 bytes.
@@ -54,7 +59,7 @@ def tensor_map(address: int, rows: int, columns: int, stride: int, box_rows: int
     _driver().call(
         "cuTensorMapEncodeTiled",
         ctypes.byref(aligned),
-        ctypes.c_int(_BFLOAT16),
+        ctypes.c_int(_FLOAT16 if half else _BFLOAT16),
         ctypes.c_uint(2),
         ctypes.c_void_p(address),
         (ctypes.c_uint64 * 2)(columns, rows),

@@ -1,7 +1,8 @@
-"""Matrix products: on Hopper few rows in bfloat16 by the kernel of `few_rows`, others as `vllm_triton.ops.linear` has them.
+"""Matrix products: on Hopper few rows in bfloat16 by the kernel of `few_rows`, many by that of `many_rows`, others as
+`vllm_triton.ops.linear` has them.
 
-Which shapes the kernel takes is in the family's tuning, `backends.hopper.streamed`: those at which it was measured to be
-faster.
+Which shapes the kernels take is in the family's tuning, `backends.hopper.streamed` and `backends.hopper.many`: those at which
+they were measured to be faster.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from vllm_core.api import Weight
-from vllm_cuda import few_rows, tiles
+from vllm_cuda import few_rows, many_rows, tiles
 from vllm_cuda.backends import hopper
+from vllm_cuda.many_tiles import ManyForm
 from vllm_triton.ops import linear as shared
 from vllm_triton.ops import quant
 from vllm_triton.ops.elementwise import kind_of
@@ -42,20 +44,20 @@ def linear_pack(weight: Weight, bias: Tensor | None, readers: Sequence[str]) -> 
         and _readable(packed.weight)
         and packed.weight.shape[0] % 8 == 0
         and packed.weight.shape[1] * packed.weight.element_size() % _ALIGNMENT == 0
-        and (bias is None or _readable(bias))
+        and (bias is None or (bias.dtype == packed.weight.dtype and _aligned(bias)))
     )
     return Packed(packed, streamable)
 
 
 def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
     """``out = x @ weight.T + bias``; a float32 out of narrower x is not rounded in between."""
-    if not _streamed(out, x, weight, tiles.PLAIN):
+    if not _launched(out, x, weight, tiles.PLAIN):
         shared.linear(out, x, weight.shared)
 
 
 def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed) -> None:
     """``residual += x @ weight.T + bias``; ``delta`` is scratch."""
-    if not _streamed(residual, x, weight, tiles.ADD):
+    if not _launched(residual, x, weight, tiles.ADD):
         shared.linear_add(residual, delta, x, weight.shared)
 
 
@@ -70,7 +72,7 @@ def rms_norm_linear(out: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: f
 
 def gated_linear(out: Tensor, wide: Tensor, x: Tensor, weight: Packed, kind: str) -> None:
     """``out = f(gate) * up`` with [gate, up] = x @ weight.T + bias; ``wide`` is scratch."""
-    if not _streamed(out, x, weight, tiles.GATED, kind):
+    if not _launched(out, x, weight, tiles.GATED, kind):
         shared.gated_linear(out, wide, x, weight.shared, kind)
 
 
@@ -85,27 +87,32 @@ def rms_norm_gated_linear(
     gated_linear(out, wide, normed, weight, kind)
 
 
-def _streamed(out: Tensor, x: Tensor, weight: Packed, epilogue: int, kind: str = "silu") -> bool:
-    """Launch the kernel where it takes this product; whether it did."""
+def _launched(out: Tensor, x: Tensor, weight: Packed, epilogue: int, kind: str = "silu") -> bool:
+    """Launch the kernel that takes this product, if one does; whether one did."""
     packed, on = weight.shared, active()
     if not (weight.streamable and isinstance(packed, shared.Packed) and _readable(x) and _aligned(out)):
         return False
+    if on.family != hopper.TUNING.family or x.dtype != packed.weight.dtype:
+        return False
+    shape, bias, chip = (*x.shape, packed.weight.shape[0], epilogue, kind), packed.bias is not None, on.multiprocessors
     wide_out = out.dtype == torch.float32
-    if on.family != hopper.TUNING.family or not (out.dtype == torch.bfloat16 or (wide_out and epilogue == tiles.PLAIN)):
+    if x.dtype == torch.bfloat16 and (out.dtype == x.dtype or (wide_out and epilogue == tiles.PLAIN)):
+        few = _few(*shape, bias, wide_out, chip)
+        if few is not None:
+            few_rows.launch(out, x, packed.weight, packed.bias, few, chip)
+            return True
+    many = _many(*shape, bias, x.dtype == torch.float16, chip) if out.dtype == x.dtype else None
+    if many is None:
         return False
-    multiprocessors = on.multiprocessors
-    form = _form(*x.shape, packed.weight.shape[0], epilogue, kind, packed.bias is not None, wide_out, multiprocessors)
-    if form is None:
-        return False
-    few_rows.launch(out, x, packed.weight, packed.bias, form, multiprocessors)
+    many_rows.launch(out, x, packed.weight, packed.bias, *many, chip)
     return True
 
 
 @lru_cache(maxsize=4096)
-def _form(
+def _few(
     count: int, columns: int, rows: int, epilogue: int, kind: str, bias: bool, wide_out: bool, multiprocessors: int
 ) -> tiles.Form | None:
-    """Form of the kernel for x [count, columns] and a weight of ``rows`` rows; None where it does not take them."""
+    """Form of the kernel of few rows for x [count, columns] and a weight of ``rows`` rows; None where it does not take them."""
     gated = epilogue == tiles.GATED
     rows //= 2 if gated else 1
     tile = hopper.streamed(count, rows, columns, gated, multiprocessors) if rows % 8 == 0 else None
@@ -116,8 +123,21 @@ def _form(
     )
 
 
+@lru_cache(maxsize=4096)
+def _many(
+    count: int, columns: int, rows: int, epilogue: int, kind: str, bias: bool, half: bool, multiprocessors: int
+) -> tuple[ManyForm, int] | None:
+    """As `_few` of the kernel of many rows, and how far its tiles go down."""
+    gated = epilogue == tiles.GATED
+    rows //= 2 if gated else 1
+    tile = hopper.many(count, rows, columns, gated, bias, multiprocessors) if rows % 8 == 0 else None
+    if tile is None:
+        return None
+    return ManyForm(rows=tile.rows, epilogue=epilogue, kind=kind_of(kind), bias=bias, half=half), tile.height
+
+
 def _readable(matrix: Tensor) -> bool:
-    return matrix.dtype == torch.bfloat16 and _aligned(matrix)
+    return matrix.dtype in (torch.bfloat16, torch.float16) and _aligned(matrix)
 
 
 def _aligned(matrix: Tensor) -> bool:

@@ -13,7 +13,7 @@ from vllm_cuda.packed import Packed
 from vllm_cuda.packed_tiles import BLOCK, DEPTH, Layout, PackedForm
 from vllm_cuda.programs import Program, defined, kernel_of
 
-ROWS_FILES = ("chip.cuh", "ampere.cuh", "epilogue.cuh", "packed.cuh", "packed_rows.cu")
+ROWS_FILES = ("chip.cuh", "ampere.cuh", "epilogue.cuh", "packed.cuh", "packed_finish.cuh", "packed_rows.cu")
 WHOLE_FILES = ("chip.cuh", "ampere.cuh", "packed.cuh", "packed_whole.cu")
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -23,7 +23,7 @@ def rows_program(form: PackedForm, architecture: str) -> Program:
     """What is compiled for a form, for a chip such as ``sm_90``."""
     tile = form.tile
     values = defined(
-        **_layout_values(form.layout),
+        **layout_values(form.layout),
         HALF=form.half,
         ROW_WARPS=tile.row_warps,
         PARTS=tile.parts,
@@ -45,7 +45,7 @@ def rows_program(form: PackedForm, architecture: str) -> Program:
 @lru_cache(maxsize=4096)
 def whole_program(layout: Layout, dtype: torch.dtype, architecture: str) -> Program:
     """What is compiled to widen a layout to bfloat16 or float16."""
-    values = defined(**_layout_values(layout), HALF=dtype == torch.float16, DEPENDENT=depends(architecture))
+    values = defined(**layout_values(layout), HALF=dtype == torch.float16, DEPENDENT=depends(architecture))
     return Program("packed_whole", WHOLE_FILES, (*_options(architecture), *values), 0)
 
 
@@ -53,7 +53,8 @@ def _options(architecture: str) -> tuple[str, ...]:
     return (f"--gpu-architecture={architecture}", "--std=c++17")
 
 
-def _layout_values(layout: Layout) -> dict[str, int]:
+def layout_values(layout: Layout) -> dict[str, int]:
+    """What `kernels/packed.cuh` is told of a layout."""
     return {"FORMAT": layout.format, "SETS": layout.sets, "SCALE": layout.scale, "ZEROS": layout.zeros}
 
 
@@ -71,7 +72,7 @@ def launch(out: Tensor, x: Tensor, weight: Packed, form: PackedForm, architectur
         form.threads,
         form.tile.cluster,
         torch.cuda.current_stream(x.device).cuda_stream,
-        *_weight_arguments(weight),
+        *weight_arguments(weight),
         ctypes.c_void_p(x.data_ptr()),
         ctypes.c_void_p(out.data_ptr()),
         ctypes.c_void_p(None if weight.bias is None else weight.bias.data_ptr()),
@@ -95,7 +96,7 @@ def widened(weight: Packed, dtype: torch.dtype, architecture: str) -> Tensor:
         warps * 32,
         1,
         torch.cuda.current_stream(out.device).cuda_stream,
-        *_weight_arguments(weight),
+        *weight_arguments(weight),
         ctypes.c_void_p(out.data_ptr()),
         ctypes.c_int(weight.rows),
         ctypes.c_int(weight.columns),
@@ -104,5 +105,6 @@ def widened(weight: Packed, dtype: torch.dtype, architecture: str) -> Tensor:
     return out
 
 
-def _weight_arguments(weight: Packed) -> tuple[ctypes.c_void_p, ...]:
+def weight_arguments(weight: Packed) -> tuple[ctypes.c_void_p, ...]:
+    """The first arguments of a kernel that reads a packed weight."""
     return tuple(ctypes.c_void_p(one.data_ptr()) for one in (weight.codes, weight.scales, weight.row_scale))

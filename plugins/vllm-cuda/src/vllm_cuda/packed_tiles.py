@@ -1,4 +1,4 @@
-"""Tiles of the product with a packed weight (`kernels/packed_rows.cu`), and their shared memory. Imports no torch."""
+"""Tiles of products with a packed weight (`kernels/packed_rows.cu`, `packed_wide.cu`) and their memory. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ INT4 = 4
 """The format of four bits, as `vllm_triton.kernels.quant` has it."""
 
 _FLOAT32 = 0
+_BARRIER_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,60 @@ class PackedForm:
         x = 0 if tile.direct else tile.parts * self.columns * 8 * DEPTH * 2
         ring = tile.stages * (weight + x)
         return max(ring, tile.parts * self.columns * 8 * (tile.rows + 4) * 4)
+
+    @property
+    def out_rows(self) -> int:
+        """Rows of the weight that a tile has of each of its halves, which are columns of out."""
+        return self.tile.rows // (2 if self.epilogue == GATED else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class WideTile:
+    """Of `kernels/packed_wide.cu`: ``groups`` of four warps have ``bands`` times 64 rows of the weight each, for ``columns``
+    times 8 rows of x. ``shares`` programs share K.
+    """
+
+    groups: int
+    bands: int
+    columns: int
+    shares: int
+    stages: int
+
+    @property
+    def rows(self) -> int:
+        """Of the weight."""
+        return self.groups * self.bands * 64
+
+    @property
+    def part_floats(self) -> int:
+        """Sums that a program leaves to those that it shares a tile with."""
+        return self.columns * 8 * (self.rows + 4)
+
+
+@dataclass(frozen=True, slots=True)
+class WideForm:
+    """What is compiled apart, as a `PackedForm`."""
+
+    layout: Layout
+    tile: WideTile
+    epilogue: int
+    kind: int
+    bias: bool
+    wide_out: bool
+    half: bool
+
+    @property
+    def threads(self) -> int:
+        """Those that multiply, and as many as a group of them to bring."""
+        return (self.tile.groups + 1) * 128
+
+    @property
+    def shared_bytes(self) -> int:
+        """A ring of weight and x with two barriers a stage, which the sums take the place of."""
+        tile = self.tile
+        weight = tile.rows // BLOCK * (self.layout.code_bytes + self.layout.scale_bytes)
+        ring = tile.stages * (weight + tile.columns * 8 * DEPTH * 2 + 2 * _BARRIER_BYTES)
+        return max(ring, tile.part_floats * 4)
 
     @property
     def out_rows(self) -> int:

@@ -39,7 +39,7 @@ CLAIMS: Mapping[str, Support] = MappingProxyType(
         "attention.decoder": Full(),
         "attention.sliding_window": Full(),
         "attention.soft_cap": Full(),
-        "attention.sinks": NotImplementedYet("no op asks for them yet"),
+        "attention.sinks": Full(),
         "attention.encoder": Full(),
         "prefix_caching": Full(),
         "chunked_prefill": Full(),
@@ -51,6 +51,9 @@ CLAIMS: Mapping[str, Support] = MappingProxyType(
         "sleep": Full(),
         "quantization.weight_only": Partial(
             f"experts: {INTERPRETED}", cases=("int4_group", "int8_channel", "fp8", "q8_0", "q4_0")
+        ),
+        "quantization.fp8_activation": Partial(
+            "run on sm_90; weights in squares there alone", cases=("sm_89", "sm_90", "sm_100", "sm_103")
         ),
         "parallel.tensor": Full(),
         "peer_copy": Full(),
@@ -65,7 +68,7 @@ def manifest() -> Manifest:
         name="cuda",
         vendor="nvidia",
         device_type="cuda",
-        api_version="0.1",
+        api_version="0.2",
         core_range=">=0.1.0.dev0,<0.2",
         claims=CLAIMS,
         support_level="beta",

@@ -8,6 +8,7 @@ from pathlib import Path
 from vllm_core.api import DeviceFacts, ProbeReport
 from vllm_cuda.backends.families import ARCHITECTURES, family_of
 from vllm_cuda.driver import Driver, DriverError, Gpu, nvml_version
+from vllm_cuda.mig import CutGpu, cut_gpus
 from vllm_triton import installed
 from vllm_triton.looking import Looking
 
@@ -19,6 +20,7 @@ def probe(
     driver: Callable[[], Driver] = Driver,
     nvml: Callable[[], str] = nvml_version,
     torch_build: Callable[[], tuple[str, str | None] | None] | None = None,
+    mig: Callable[[], tuple[CutGpu, ...]] = cut_gpus,
 ) -> ProbeReport:
     """Look at this machine. The arguments stand for it in tests."""
     look = Looking()
@@ -28,6 +30,7 @@ def probe(
     runtime = _torch(look, torch_build or installed_torch, supported)
     _architectures(look, found, runtime)
     _instances(look, found)
+    _cut(look, found, mig)
     _fp8(look, found, supported, runtime)
     usable = runtime is not None and (supported is None or runtime <= (supported[0], 99))
     facts = tuple(_facts(gpu, version, runtime) for gpu in found if not _too_new(gpu, runtime)) if usable else ()
@@ -126,6 +129,24 @@ def _instances(look: Looking, gpus: tuple[Gpu, ...]) -> None:
         if gpu.instance:
             size = f"{gpu.multiprocessors} multiprocessors, {gpu.memory_bytes >> 20} MiB"
             look.ok(f"MIG of device {gpu.index}", f"{gpu.id}, an instance {gpu.instance}: {size}")
+
+
+def _cut(look: Looking, gpus: tuple[Gpu, ...], mig: Callable[[], tuple[CutGpu, ...]]) -> None:
+    """Instances of the whole machine: a process that sees none, or another than was meant, has no other way to know."""
+    try:
+        cut = mig()
+    except (OSError, DriverError):
+        return  # said by the check of NVML
+    visible = {gpu.id for gpu in gpus}
+    for gpu in cut:
+        name = f"MIG of {gpu.id}"
+        here = [f"{id_} ({profile}{', visible' if id_ in visible else ''})" for id_, profile in gpu.instances]
+        if not here:
+            look.skipped(name, f"{gpu.name} is in MIG mode and has no instance", "nvidia-smi mig -cgi PROFILE -C makes one")
+        elif any(id_ in visible for id_, _ in gpu.instances):
+            look.ok(name, f"{gpu.name}: {', '.join(here)}")
+        else:
+            look.skipped(name, f"{gpu.name}: {', '.join(here)}", "CUDA_VISIBLE_DEVICES makes the one visible that it names")
 
 
 def _fp8(look: Looking, gpus: tuple[Gpu, ...], supported: tuple[int, int] | None, runtime: tuple[int, int] | None) -> None:

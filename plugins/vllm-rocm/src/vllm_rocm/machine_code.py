@@ -2,7 +2,9 @@
 
 ``python -m vllm_rocm.machine_code gfx942 --model Qwen3-0.6B --step 1x1 --step 4x32`` prints a line of JSON for each
 specialisation that such steps launch, and for each whole step its predicted time; ``--kv-dtype int8`` over a cache of that
-dtype, ``--weights int4_group`` with matrices in that format. Needs Triton with its AMD backend, no GPU.
+dtype, ``--weights int4_group`` with matrices in that format. ``gfx942 --claim float16/int8`` prints those of all shapes of
+attention that are offered for a model in float16 over such a cache, ``--claim float16:int4_group`` of products with such
+weights. Needs Triton with its AMD backend, no GPU.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from triton.backends.compiler import GPUTarget
@@ -19,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from vllm_core.api import PLAIN
 from vllm_rocm.backends.families import ARCHITECTURES, Family, family_of
 from vllm_rocm.chips import chip_of
-from vllm_triton import roofline, tuning
+from vllm_triton import claimed, roofline, tried, tuning
 from vllm_triton.offers import ITEM_BYTES, LINEAR_FORMATS
 from vllm_triton.offline import Compiled, Launch, OfflineDriver, compiled
 from vllm_triton.workload import MODELS, Model, Step, launch_layer, launch_step
@@ -106,6 +108,23 @@ class Compilation:
     steps: list[roofline.StepTime]
 
 
+def compile_claim(architecture: str, claim: str, *, corners: bool = False) -> Iterator[Resources]:
+    """Compile what is offered of ``DTYPE/KV_DTYPE`` or ``DTYPE:FORMAT``; of attention the ``corners`` alone if asked."""
+    family = family_of(architecture)
+    if family is None:
+        raise KeyError(architecture)
+    OfflineDriver(GPUTarget("hip", architecture, family.wave_size)).install()
+    tuning.use(family.tuning, chip_of(architecture).units)
+    every = tried.offers("", family.architectures, family.tried)
+    seen: set[str] = set()
+    for one in claimed.asked(every, architecture, claim, corners=corners):
+        claimed.launch(one)
+        for found in compiled():
+            if found.metadata.hash not in seen:
+                seen.add(found.metadata.hash)
+                yield resources_of(found, family, str(one))
+
+
 def compile_steps(architecture: str, model: Model, steps: Sequence[Step]) -> Compilation:
     """Compile what ``steps`` launch, each specialisation once. Once a process (`vllm_triton.offline`)."""
     family = family_of(architecture)
@@ -161,7 +180,10 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("architecture", choices=ARCHITECTURES)
     parser.add_argument("--model", choices=sorted(MODELS), default="Qwen3-0.6B")
-    parser.add_argument("--step", action="append", required=True, metavar="ROWSxQUERIES")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--step", action="append", metavar="ROWSxQUERIES")
+    asked.add_argument("--claim", metavar="DTYPE/KV_DTYPE or DTYPE:FORMAT")
+    parser.add_argument("--corners", action="store_true", help="of a claim the extremes alone")
     parser.add_argument("--kv-dtype", choices=ITEM_BYTES, default="bfloat16")
     parser.add_argument("--weights", choices=sorted(LINEAR_FORMATS), default=PLAIN)
     return parser.parse_args(arguments)
@@ -170,6 +192,10 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> None:
     """Print a line of JSON a specialisation."""
     options = options_of(arguments)
+    if options.claim:
+        for row in compile_claim(options.architecture, options.claim, corners=options.corners):
+            sys.stdout.write(json.dumps(asdict(row)) + "\n")
+        return
     sizes = [tuple(map(int, one.split("x"))) for one in options.step]
     forms = {"kv_dtype": options.kv_dtype, "weights": options.weights}
     steps = [Step(rows=rows, queries=queries, context=max(CONTEXT, queries), **forms) for rows, queries in sizes]

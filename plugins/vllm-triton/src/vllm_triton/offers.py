@@ -72,7 +72,7 @@ def offers(provider: str, architectures: Sequence[str], *, fresh: bool = False) 
         **_entries("attention", "paged_attention"),
         **(_entries("fresh", "qk_norm_rope_attention") if fresh else {}),
     }
-    features = frozenset({"sliding_window", "soft_cap", "interleaved"})
+    features = frozenset({"sliding_window", "soft_cap", "sinks", "interleaved"})
     return (
         Offer(
             provider=provider,

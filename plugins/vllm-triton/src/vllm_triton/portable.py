@@ -17,10 +17,10 @@ def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:
     return FewRows(16 if count <= 16 else 64, block_n, 64, 4, 3, split_of(rows, columns, block_n, 64), 0)
 
 
-def split_of(rows: int, columns: int, block_n: int, block_k: int) -> int:
-    """Parts of K: doubled while tiles are few and each part keeps 1,024 columns, as far as whole tiles go."""
+def split_of(rows: int, columns: int, block_n: int, block_k: int, *, programs: int = 96, part: int = 1024) -> int:
+    """Parts of K: doubled up to so many ``programs`` while each keeps ``part`` columns, as far as whole tiles go."""
     split, tiles = 1, -(-rows // block_n)
-    while tiles * split < 96 and columns >= 2048 * split and columns % (2 * split * block_k) == 0:
+    while tiles * split < programs and columns >= 2 * part * split and columns % (2 * split * block_k) == 0:
         split *= 2
     return split
 

@@ -14,6 +14,9 @@ Options = tuple[tuple[str, int | str], ...]
 MANY = 5
 """Programs of `Decode` a multiprocessor."""
 
+WIDE = 64
+"""Rows of a tile of `Quantised` whose sums are few enough for its warps."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extend:
@@ -78,10 +81,24 @@ class FewRows:
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """Product of few rows with a quantised weight: most rows of a tile, and stages."""
+    """Product of few rows with a quantised weight: most rows of a tile, stages, and rows of the weight.
+
+    `warps` are those of up to `WIDE` rows; more of them have twice as many. K is split until there are as many `programs`, but
+    into no part of fewer columns than `part`. `unit`: most inputs of four bits that a step takes.
+    """
 
     block_m: int
     stages: int
+    block_n: int = 64
+    warps: int = 4
+    options: Options = ()
+    programs: int = 96
+    part: int = 1024
+    unit: int = 128
+
+    def warps_of(self, block_m: int) -> int:
+        """Of a tile of so many rows."""
+        return self.warps * (2 if block_m > WIDE else 1)
 
 
 @dataclass(frozen=True, slots=True)

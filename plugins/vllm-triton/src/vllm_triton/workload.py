@@ -128,7 +128,7 @@ def launch_step(model: Model, step: Step) -> None:
 
 
 def launch_layer(model: Model, step: Step, *, window: int = 0, soft_cap: float = 0.0) -> None:
-    """One layer: fused forms where the engine binds them."""
+    """One layer: fused forms where the engine binds them. With a window attention comes a second time, with sinks."""
     inputs, _ = _inputs(step)
     heads, kv_heads, size = model.heads, model.kv_heads, model.head_size
     tokens, kind = step.tokens, step.dtype
@@ -150,6 +150,8 @@ def launch_layer(model: Model, step: Step, *, window: int = 0, soft_cap: float =
     out = torch.zeros(tokens, heads, size, dtype=kind)
     bounds = (inputs.query_start, inputs.seq_lens, blocks, step.queries, step.context, size**-0.5)
     attention.paged_attention(out, q, kv, *bounds, window, soft_cap)
+    if window:
+        attention.paged_attention(out, q, kv, *bounds, window, soft_cap, torch.zeros(heads))
     if few:
         _output(model, step, out, hidden, residual)
     if model.experts:

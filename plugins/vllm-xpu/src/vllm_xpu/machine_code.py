@@ -2,7 +2,8 @@
 
 ``python -m vllm_xpu.machine_code pvc --step 1x1 --step 64x1`` prints a line of JSON for each specialisation that such steps
 launch; ``--spirv FOLDER`` keeps the modules, ``--ocloc`` makes machine code of them as well, by Intel's offline compiler, and
-tells what spills; ``--kv-dtype int8`` over a cache of that dtype, ``--weights int4_group`` with matrices in that format. Needs
+tells what spills; ``--kv-dtype int8`` over a cache of that dtype, ``--weights int4_group`` with matrices in that format. ``pvc
+--claim float16/int8`` prints those of all shapes of attention that are offered for a model in float16 over such a cache. Needs
 Intel's Triton (on the index as triton-xpu), no GPU and no compiler of SYCL.
 """
 
@@ -23,7 +24,7 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 
 from vllm_core.api import PLAIN
-from vllm_triton import roofline, tuning
+from vllm_triton import claimed, roofline, tried, tuning
 from vllm_triton.offers import ITEM_BYTES, LINEAR_FORMATS
 from vllm_triton.offline import Compiled, Launch, OfflineDriver, compiled
 from vllm_triton.workload import MODELS, Model, Step, launch_layer, launch_step
@@ -159,15 +160,36 @@ def compile_steps(
         if keep is not None:
             (keep / f"{number:02}-{one.kernel}.spv").write_bytes(one.asm["spv"])
         owner = told.get(one.metadata.hash)
-        found = resources_of(one, _name(owner[0]) if owner else "")
-        if ocloc:
-            spills, size = spills_of(one.asm["spv"], architecture, one.metadata.build_flags)
-            found = replace(found, spills=spills, binary_bytes=size)
+        found = _judged(one, architecture, _name(owner[0]) if owner else "", ocloc)
         judged = roofline.judge(owner[1], owner[0].context, owner[0].tokens) if owner else None
         yield found if judged is None else replace(found, floor_us=roofline.floor_s(judged[0], chip) * 1e6)
     for step in steps:
         launches = [(repeats, launch) for owner_step, repeats, launch in asked if owner_step is step]
         yield roofline.step_time(_name(step), model, step, launches, chip)
+
+
+def compile_claim(architecture: str, claim: str, *, corners: bool = False, ocloc: bool = False) -> Iterator[Resources]:
+    """Compile what is offered of ``DTYPE/KV_DTYPE`` or ``DTYPE:FORMAT``; of attention the ``corners`` alone if asked."""
+    register_backend()
+    family = _family(architecture)
+    OfflineDriver(GPUTarget("xpu", device_facts(architecture), 2 * family.lanes)).install()
+    tuning.use(family.tuning, chip_of(architecture).units)
+    every = tried.offers("", family.architectures, family.tried)
+    seen: set[str] = set()
+    for one in claimed.asked(every, architecture, claim, corners=corners):
+        claimed.launch(one)
+        for found in compiled():
+            if found.metadata.hash not in seen:
+                seen.add(found.metadata.hash)
+                yield _judged(found, architecture, str(one), ocloc)
+
+
+def _judged(one: Compiled, architecture: str, step: str, ocloc: bool) -> Resources:
+    found = resources_of(one, step)
+    if not ocloc:
+        return found
+    spills, size = spills_of(one.asm["spv"], architecture, one.metadata.build_flags)
+    return replace(found, spills=spills, binary_bytes=size)
 
 
 def _name(step: Step) -> str:
@@ -179,12 +201,19 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("architecture", choices=TARGETS)
     parser.add_argument("--model", choices=sorted(MODELS), default="Qwen3-0.6B")
-    parser.add_argument("--step", action="append", required=True, metavar="ROWSxQUERIES")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--step", action="append", metavar="ROWSxQUERIES")
+    asked.add_argument("--claim", metavar="DTYPE/KV_DTYPE or DTYPE:FORMAT")
+    parser.add_argument("--corners", action="store_true", help="of a claim the extremes alone")
     parser.add_argument("--kv-dtype", choices=ITEM_BYTES, default="bfloat16")
     parser.add_argument("--weights", choices=sorted(LINEAR_FORMATS), default=PLAIN)
     parser.add_argument("--spirv", type=Path, metavar="FOLDER")
     parser.add_argument("--ocloc", action="store_true", help="machine code too, where ocloc is installed")
     options = parser.parse_args(arguments)
+    if options.claim:
+        for row in compile_claim(options.architecture, options.claim, corners=options.corners, ocloc=options.ocloc):
+            sys.stdout.write(json.dumps(asdict(row)) + "\n")
+        return
     sizes = [tuple(map(int, one.split("x"))) for one in options.step]
     forms = {"kv_dtype": options.kv_dtype, "weights": options.weights}
     steps = [Step(rows=rows, queries=queries, context=max(CONTEXT, queries), **forms) for rows, queries in sizes]

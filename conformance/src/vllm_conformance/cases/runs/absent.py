@@ -116,8 +116,10 @@ def _asking(name: str, offer: Offer, subject: Subject) -> dict[str, Any] | None:
     shapes = {
         "attention.sliding_window": ("paged_attention", "mixed/window"),
         "attention.soft_cap": ("paged_attention", "mixed/cap"),
+        "attention.sinks": ("paged_attention", "mixed/sinks"),
         "attention.encoder": ("encoder_attention", "mixed"),
         "quantization.weight_only": ("linear", "mixed"),
+        "quantization.fp8_activation": ("linear", "mixed/h512/fp8"),
         "kv_dtype.fp8": ("paged_attention", "mixed/kv_fp8"),
         "kv_dtype.int8": ("paged_attention", "mixed/kv_int8"),
     }
@@ -139,8 +141,9 @@ def _judge(offer: Offer, subject: Subject, name: str, case: Mapping[str, Any]) -
 
 
 def _attempt(subject: Subject, offer: Offer, verdict: Rejected, case: Mapping[str, Any]) -> Attempt:
-    # The contract has no form of a quantised weight that a direct call could be given.
-    call = None if verdict.need == "format" else lambda: run_offer(subject, offer, case).problems
+    # A call says of no format that its weight has it, and of inputs that they may be rounded neither.
+    silent = verdict.need == "format" or case["shape"].endswith("/fp8")
+    call = None if silent else lambda: run_offer(subject, offer, case).problems
     return offer.provider, verdict, call
 
 
@@ -167,8 +170,10 @@ _OPTIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "kv_dtype.int8": ("llama", {"kv_cache_dtype": "int8"}),
     "attention.sliding_window": ("gemma3", {}),
     "attention.soft_cap": ("capped", {}),
+    "attention.sinks": ("gpt_oss", {}),
     "attention.encoder": ("bert", {}),
     "async_scheduling": ("llama", {"async_scheduling": True}),
+    "quantization.fp8_activation": ("llama", {"activation": "fp8", "quantization": "fp8"}),
 }
 """Model and options by which a user asks for a capability."""
 

@@ -59,6 +59,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "qwen3_moe": {**_DECODER, **_EXPERTS, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
     | {"num_experts": 6, "moe_intermediate_size": 96, "norm_topk_prob": True, "mlp_only_layers": [0], "decoder_sparse_step": 1},
     "phi3": {**_DECODER, **_PHI, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3"},
+    "gpt_oss": {**_DECODER, **_EXPERTS, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}
+    | {"num_local_experts": 4, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     "capped": {**_DECODER, **_GEMMA, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
     | {"layer_types": ["full_attention"] * 3, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0},
     "speed": {**_DECODER, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -78,7 +80,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "layer_norm_eps": 1e-12,
     },
 }
-TRANSFORMERS = frozenset({"phi3"})
+TRANSFORMERS = frozenset({"phi3", "gpt_oss"})
 """Models that run on the transformers track."""
 
 OPTIONAL = frozenset({"qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3"})
@@ -116,9 +118,12 @@ def _weights(name: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor
 
 
 def _draw(key: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> Tensor:
-    """Norms about 1 (0 where the architecture adds 1), biases small, matrices so that their products are about 1.5."""
+    """Norms about 1 (0 where the architecture adds 1), biases small, sinks as large as scores, matrices so that their products
+    are about 1.5."""
     seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "little")
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    if key.endswith("sinks"):
+        return (2 * noise).to(torch.bfloat16)
     if len(shape) == 1:
         is_norm = key.endswith("weight")
         offset = 1.0 if is_norm and "gemma3" not in str(config["model_type"]) else 0.0
@@ -141,6 +146,10 @@ def _decoder(name: str, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[
             )
         if name == "qwen2":
             yield from ((f"{layer}self_attn.{part}_proj.bias", (rows,)) for part, rows in zip("qkv", (q, kv, kv), strict=True))
+        if name == "gpt_oss":
+            biases = zip("qkvo", (q, kv, kv, hidden), strict=True)
+            yield from ((f"{layer}self_attn.{part}_proj.bias", (rows,)) for part, rows in biases)
+            yield f"{layer}self_attn.sinks", (config["num_attention_heads"],)
         if config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"):
             yield from ((f"{layer}self_attn.{part}_norm.weight", (size,)) for part in "qk")
         yield f"{layer}self_attn.o_proj.weight", (hidden, q)
@@ -161,6 +170,13 @@ def _mlp(layer: str, name: str, index: int, config: Mapping[str, Any]) -> Iterat
         for expert in range(config["num_local_experts"]):
             each = f"{layer}block_sparse_moe.experts.{expert}."
             yield from ((f"{each}w{n}.weight", (hidden, inner) if n == 2 else (inner, hidden)) for n in (1, 2, 3))
+        return
+    if name == "gpt_oss":
+        count = config["num_local_experts"]
+        yield from ((f"{layer}mlp.router.{part}", (count, *size)) for part, size in (("weight", (hidden,)), ("bias", ())))
+        for part, inputs, outputs in (("gate_up", hidden, 2 * inner), ("down", inner, hidden)):
+            yield f"{layer}mlp.experts.{part}_proj", (count, inputs, outputs)
+            yield f"{layer}mlp.experts.{part}_proj_bias", (count, outputs)
         return
     places = [f"{layer}mlp."]
     if name == "qwen3_moe" and index not in config["mlp_only_layers"]:

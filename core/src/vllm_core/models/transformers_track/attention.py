@@ -20,14 +20,22 @@ NAME = "vllm_core"
 """The attention implementation's name in transformers."""
 
 
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """What a call of attention makes of its scores. A window or a soft cap of 0 is none; sinks are float32 [Hq]."""
+
+    scale: float
+    window: int = 0
+    soft_cap: float = 0.0
+    sinks: torch.Tensor | None = None
+
+
 class AttentionStep(Protocol):
     """Attention of one step; tensors are [T, heads, D]. `calls` counts."""
 
     calls: int
 
-    def attend(
-        self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, soft_cap: float
-    ) -> torch.Tensor:
+    def attend(self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masks: Masks) -> torch.Tensor:
         """Return [T, Hq, D]."""
 
 
@@ -52,17 +60,17 @@ class PagedStep:
     rows: torch.Tensor | None = None
     calls: int = field(default=0, init=False)
 
-    def attend(
-        self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, soft_cap: float
-    ) -> torch.Tensor:
+    def attend(self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masks: Masks) -> torch.Tensor:
         """Write the layer's new keys and values, then attend to all that its group keeps."""
         self.calls += 1
         site, inputs, kv = self.sites[module.layer_idx], self.inputs, self.kv[module.layer_idx]
-        found = (window, soft_cap, k.shape[1], k.shape[2], v.shape[2])
-        planned = (site.window, self.spec.attention_soft_cap, self.spec.num_kv_heads, self.spec.head_size, self.spec.head_size)
+        spec, sinks = self.spec, masks.sinks
+        found = (masks.window, masks.soft_cap, k.shape[1], k.shape[2], v.shape[2], 0 if sinks is None else len(sinks))
+        of_sinks = spec.num_heads if spec.layers[module.layer_idx].sinks else 0
+        planned = (site.window, spec.attention_soft_cap, spec.num_kv_heads, spec.head_size, spec.head_size, of_sinks)
         if found != planned:
-            names = "window, soft cap, KV heads, key size, value size"
-            raise refused(f"{self.spec.classname}, layer {module.layer_idx}", f"{names}: {found}, the config says {planned}")
+            names = "window, soft cap, KV heads, key size, value size, sinks"
+            raise refused(f"{spec.classname}, layer {module.layer_idx}", f"{names}: {found}, the plan says {planned}")
         site.write(kv, k, v, inputs.slot_mapping[site.group])
         out = torch.empty_like(q)
         site.attend(
@@ -74,9 +82,10 @@ class PagedStep:
             inputs.block_tables[site.group],
             inputs.max_query_len,
             inputs.max_seq_len,
-            scale,
-            window,
-            soft_cap,
+            masks.scale,
+            masks.window,
+            masks.soft_cap,
+            *(() if sinks is None else (sinks,)),
         )
         return out
 
@@ -90,15 +99,16 @@ class EncoderStep:
     inputs: StepInputs
     calls: int = field(default=0, init=False)
 
-    def attend(
-        self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, soft_cap: float
-    ) -> torch.Tensor:
+    def attend(self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masks: Masks) -> torch.Tensor:
         """Attend to all tokens of the row."""
         self.calls += 1
-        if window or soft_cap:
-            raise refused(self.spec.classname, f"an encoder layer with window {window} and soft cap {soft_cap}")
+        if masks.window or masks.soft_cap or masks.sinks is not None:
+            more = "" if masks.sinks is None else ", attention sinks"
+            raise refused(
+                self.spec.classname, f"an encoder layer with window {masks.window} and soft cap {masks.soft_cap}{more}"
+            )
         out = torch.empty_like(q)
-        self.call(out, q, k, v, self.inputs.query_start, self.inputs.max_query_len, scale)
+        self.call(out, q, k, v, self.inputs.query_start, self.inputs.max_query_len, masks.scale)
         return out
 
 
@@ -121,11 +131,11 @@ def attention_forward(
         raise refused(name, "the model does not hand keyword arguments on to its attention")
     if attention_mask is not None or others.get("position_bias") is not None:
         raise refused(name, "the model brings a mask or bias of its own")
-    if others.get("s_aux") is not None:
-        raise refused(name, "attention sinks")
     q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
     scale = scaling if scaling is not None else float(query.shape[-1]) ** -0.5
-    return vllm_core_step.attend(module, q, k, v, scale, sliding_window or 0, softcap or 0.0)[None], None
+    sinks: torch.Tensor | None = others.get("s_aux")
+    masks = Masks(scale, sliding_window or 0, softcap or 0.0, None if sinks is None else sinks.float())
+    return vllm_core_step.attend(module, q, k, v, masks)[None], None
 
 
 def register() -> None:

@@ -134,7 +134,11 @@ def describe(config: Mapping[str, Any], *, dtype: str, path: str) -> RewiredSpec
         classname=cls.__name__,
         shared_layers=shared_layers(normal),
     )
-    return replace(spec, findings=_findings(normal, spec, headless)) if kind == "decoder" else spec
+    if kind == "encoder":
+        return spec
+    findings = _findings(normal, spec, headless)
+    layers = tuple(replace(layer, sinks=index in findings.sinks) for index, layer in enumerate(spec.layers))
+    return replace(spec, findings=findings, layers=layers)
 
 
 _FOUND: dict[tuple[str, bool], Findings] = {}
@@ -234,8 +238,10 @@ def _refuse_foreign(config: Any, path: str) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise refused(path, f"{name} is an encoder-decoder")
     for field, need in _NEEDS:
-        if getattr(config, field, None):
-            raise refused(path, f"{field} in the config: {need}")
+        if value := getattr(config, field, None):
+            method = value.get("quant_method") if isinstance(value, Mapping) else None
+            more = f", {method}; this track loads plain weights" if method else ""
+            raise refused(path, f"{field} in the config: {need}{more}")
 
 
 def _positive(config: Any, field: str, path: str) -> int:

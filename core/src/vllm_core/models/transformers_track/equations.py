@@ -44,7 +44,9 @@ def one_eps(model: Any, norms: Sequence[NormForm]) -> bool:
     return len({getattr(model.get_submodule(one.path), one.eps) for one in norms}) <= 1
 
 
-def has_no_more(model: Any, path: str, parts: Sequence[str]) -> bool:
-    """Whether a module's parameters are those of ``parts``: others may do something that so short a run does not show."""
+def has_no_more(model: Any, path: str, parts: Sequence[str], own: str = "") -> bool:
+    """Whether a module's parameters are those of ``parts``, and its ``own``: others may do something that so short a run does
+    not show."""
     known = {id(parameter) for part in parts for parameter in model.get_submodule(part).parameters()}
+    known |= {id(model.get_submodule(path).get_parameter(own))} if own else set()
     return all(id(parameter) in known for parameter in model.get_submodule(path).parameters())

@@ -84,6 +84,7 @@ class Attention(nn.Module):
         self._alone = not form.results
         self.qkv: Any = None
         self.out: Any = None
+        self.sinks: tuple[torch.Tensor, ...] = ()
         self.q_norm: torch.Tensor | None = None
         self.k_norm: torch.Tensor | None = None
         self.table: torch.Tensor | None = None
@@ -120,6 +121,7 @@ class Attention(nn.Module):
             self._scale,
             self._window,
             self._cap,
+            *self.sinks,
         )
         out = torch.empty_like(rows, memory_format=torch.contiguous_format)
         self._linear(out, attended.flatten(1), self.out)
@@ -257,6 +259,7 @@ class Exchange:
         made = DecoderLayer(spec, index, self._device, self._ops, self._table(attention.rotary), ALONE)
         made.qkv.packed, made.out.packed = self._qkv(attention), self._packed([attention.out])
         made.gate_up.packed, made.down.packed = gate_up, down
+        made.sinks = self._sinks(attention)
         made.input_norm.value, made.mlp_input_norm.value = self._norm(form.input_norm), self._norm(form.mlp_norm)
         made.q_norm.value, made.k_norm.value = (
             None if norm is None else self._norm(norm) for norm in (attention.q_norm, attention.k_norm)
@@ -268,9 +271,14 @@ class Exchange:
     def _attention(self, form: AttentionForm) -> Attention:
         made = Attention(self._spec, form, self._ops, self._get(form.path).scaling)
         made.qkv, made.out, made.table = self._qkv(form), self._packed([form.out]), self._table(form.rotary)
+        made.sinks = self._sinks(form)
         if form.q_norm is not None and form.k_norm is not None:
             made.q_norm, made.k_norm, made.eps = self._norm(form.q_norm), self._norm(form.k_norm), self._eps(form.q_norm)
         return made
+
+    def _sinks(self, form: AttentionForm) -> tuple[torch.Tensor, ...]:
+        """float32 [Hq], or nothing."""
+        return (self._adopt(self._get(form.path).get_parameter(form.sinks).detach().float()),) if form.sinks else ()
 
     def _mlp(self, form: MLPForm) -> GatedMLP:
         inner, gate_up, down = self._gated(form)

@@ -10,8 +10,8 @@ from typing import Literal
 
 Order = Literal["parts", "groups"]
 """Rows of a product of queries, keys and values: one after the other, or a KV head's queries, key and value side by side."""
-Pairs = Literal["halves", "pairs"]
-"""How a rotary module's cosines repeat: the second half is the first again, or each stands twice."""
+Pairs = Literal["halves", "pairs", "once"]
+"""How a rotary module's cosines repeat: the second half is the first again, or each stands twice, or they do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,10 @@ class RotaryForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionForm:
-    """Products of one input, norms per head, rotation, attention, a product. `results` is how long the returned tuple is."""
+    """Products of one input, norms per head, rotation, attention, a product.
+
+    `results` is how long the returned tuple is. `sinks` names the module's parameter with a sink per head, if there is one.
+    """
 
     path: str
     layer: int
@@ -47,6 +50,7 @@ class AttentionForm:
     k_norm: NormForm | None
     rotary: RotaryForm | None
     results: int
+    sinks: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +87,17 @@ class Chain:
 class Findings:
     """All of it. Modules of a layer form are in no other list but `attentions` and `mlps` of other layers.
 
-    `silent`: rotary modules whose results nobody reads once attention is exchanged. `narrows`: what follows the last layer goes
-    row by row. `chain`: the body's own code is not needed. `head`: the module whose output are the logits. `waits`: where the
-    code that is left as it is asks the device for numbers, so that its steps cannot be captured. `failure`: why nothing was
-    found out.
+    `sinks`: layers whose attention has sinks. `silent`: rotary modules whose results nobody reads once attention is exchanged.
+    `narrows`: what follows the last layer goes row by row. `chain`: the body's own code is not needed. `head`: the module whose
+    output are the logits. `waits`: where the code that is left as it is asks the device for numbers, so that its steps cannot
+    be captured. `failure`: why nothing was found out.
     """
 
     norms: tuple[NormForm, ...] = ()
     attentions: tuple[AttentionForm, ...] = ()
     mlps: tuple[MLPForm, ...] = ()
     layers: tuple[LayerForm, ...] = ()
+    sinks: tuple[int, ...] = ()
     silent: tuple[str, ...] = ()
     narrows: bool = False
     chain: Chain | None = None

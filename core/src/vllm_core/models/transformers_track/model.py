@@ -232,8 +232,11 @@ def _accepted_extras(spec: RewiredSpec, model: Any) -> dict[str, Any]:
 def _check(spec: RewiredSpec, model: nn.Module) -> None:
     """Compare the layers' attention modules with what was planned from the config."""
     found: list[Any] = [m for m in model.modules() if hasattr(m, "is_causal") and hasattr(m, "layer_idx")]
-    if any(getattr(module, "sinks", None) is not None for module in found):
-        raise refused(spec.classname, "attention sinks")
+    sinks = sorted(m.layer_idx for m in found if isinstance(getattr(m, "sinks", None), nn.Parameter))
+    planned = [index for index, layer in enumerate(spec.layers) if layer.sinks]
+    if sinks != planned:
+        why = spec.findings.failure or f"a trial showed them in {planned}"
+        raise refused(spec.classname, f"attention sinks in layers {sinks}: {why}")
     if spec.kind == "decoder" and any(isinstance(module, nn.Conv1d) for module in model.modules()):
         raise refused(spec.classname, "convolutions over tokens, whose state would have to be kept")
     indices = sorted(module.layer_idx for module in found if module.layer_idx is not None)

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from vllm_core.layers.shard import COLUMNS, ROWS, Cut, Shard
 
 _DIMS = {"colwise": ROWS, "rowwise": COLUMNS}
@@ -47,6 +49,12 @@ class Parts:
         path = name.removeprefix(self.prefix)
         found = (dim for pattern, dim in self.layers if re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), path))
         return next(found, None)
+
+    def of_parameter(self, name: str, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The worker's part of a parameter that is no linear layer's, such as a number per head; None where it keeps all."""
+        dim = self.dim(name)
+        cut = None if dim is None else self.shard.part(parameter.shape[dim], dim)
+        return None if cut is None else cut.take(parameter.detach())
 
     def cut(self, name: str, rows: int, columns: int) -> Cut | None:
         """The part of a weight [rows, columns]."""

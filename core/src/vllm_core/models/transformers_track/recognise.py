@@ -56,6 +56,7 @@ def recognise(records: Sequence[Record], spec: ModelSpec, *, headless: bool) -> 
         attentions=tuple(apart),
         mlps=tuple(one for one in mlps if not within(one.path, inside)),
         layers=tuple(layers),
+        sinks=tuple(sorted(index for index, seen in records[0].attended.items() if seen[0].masks.sinks is not None)),
         silent=silent,
         chain=chain,
         narrows=_narrows(records[0], layers, len(spec.layers)),

@@ -17,7 +17,10 @@ from vllm_core.models.transformers_track.findings import AttentionForm, NormForm
 from vllm_core.models.transformers_track.trial import Attended, Call, Record, close, first
 from vllm_core.ops.rope import rotary_embedding
 
-_ROTATIONS: tuple[tuple[str, bool], ...] = (("halves", False), ("pairs", True), ("halves", True))
+_ROTATIONS: tuple[tuple[str, bool], ...] = (
+    *(("halves", False), ("pairs", True), ("halves", True)),
+    *(("once", False), ("once", True)),
+)
 
 
 def order_rows(order: Order, heads: int, kv_heads: int, size: int) -> torch.Tensor:
@@ -31,10 +34,10 @@ def order_rows(order: Order, heads: int, kv_heads: int, size: int) -> torch.Tens
 
 
 def table_of(cos: torch.Tensor, sin: torch.Tensor, pairs: str) -> torch.Tensor:
-    """Core's table [P, 2, R/2] of what a rotary module returns, [1, P, R] each."""
+    """Core's table [P, 2, R/2] of what a rotary module returns, [1, P, R] each, or [1, P, R/2]."""
     half = cos.shape[-1] // 2
-    parts = [t[0, :, :half] if pairs == "halves" else t[0, :, 0::2] for t in (cos, sin)]
-    return torch.stack(parts, dim=1).float().contiguous()
+    ways = {"halves": slice(half), "pairs": slice(0, None, 2), "once": slice(None)}
+    return torch.stack([t[0, :, ways[pairs]] for t in (cos, sin)], dim=1).float().contiguous()
 
 
 def find_attentions(records: Sequence[Record], norms: dict[str, NormForm], spec: ModelSpec) -> list[AttentionForm]:
@@ -101,6 +104,7 @@ def _attention_forms(
                 q_norm=q_norm,
                 k_norm=k_norm,
                 rotary=rotary,
+                sinks=view.own_sinks(path),
                 results=len(view.call.out) if isinstance(view.call.out, tuple) else 0,
             )
 
@@ -128,8 +132,14 @@ class _View:
     @property
     def constants(self) -> tuple[int | float, ...]:
         """Window, soft cap and scale as attention was called, then heads of queries and of keys, and their sizes."""
-        one = self.attended
-        return one.window, one.soft_cap, one.scale, one.q.shape[1], one.k.shape[1], one.q.shape[2], one.v.shape[2]
+        one, masks = self.attended, self.attended.masks
+        return masks.window, masks.soft_cap, masks.scale, one.q.shape[1], one.k.shape[1], one.q.shape[2], one.v.shape[2]
+
+    def own_sinks(self, path: str) -> str:
+        """The parameter of the layer's own that attention was given as sinks, or nothing."""
+        given = self.attended.masks.sinks
+        own = self.record.model.get_submodule(path).named_parameters(recurse=False)
+        return next((name for name, one in own if given is not None and torch.equal(one, given)), "")
 
     def joins(self, products: tuple[str, ...], out: str) -> bool:
         """Whether these layers read the attention's input, and the last one what was attended and returns what it returns."""
@@ -148,9 +158,11 @@ class _View:
                     extras = _extras(call)
                     if extras is None or not self._repeats(path, extras):
                         return
-                    fraction = self.cos_sin[0].shape[-1] / self.attended.q.shape[-1]
+                    width = self.cos_sin[0].shape[-1] / self.attended.q.shape[-1]
                     for pairs, interleaved in _ROTATIONS:
-                        yield RotaryForm(path=path, extras=extras, pairs=pairs, interleaved=interleaved, fraction=fraction)  # type: ignore[arg-type]
+                        part = 2 * width if pairs == "once" else width
+                        if part <= 1:
+                            yield RotaryForm(path=path, extras=extras, pairs=pairs, interleaved=interleaved, fraction=part)  # type: ignore[arg-type]
                     return
 
     def _repeats(self, path: str, extras: tuple[tuple[str, str], ...]) -> bool:
@@ -167,7 +179,9 @@ class _View:
         model, norms = self.record.model, [one for one in (form.q_norm, form.k_norm) if one is not None]
         if any(model.get_submodule(one.path).weight.shape != q.shape[-1:] for one in norms) or not one_eps(model, norms):
             return False
-        if not has_no_more(model, form.path, [*form.products, form.out, *(one.path for one in norms)]):
+        if form.sinks != self.own_sinks(form.path) or (not form.sinks and self.attended.masks.sinks is not None):
+            return False
+        if not has_no_more(model, form.path, [*form.products, form.out, *(one.path for one in norms)], form.sinks):
             return False
         if not self.joins(form.products, form.out) or (form.rotary is not None and not self._rotates(form.rotary)):
             return False

@@ -76,9 +76,11 @@ def rewire(model: nn.Module, device: Device, ops: BoundOps, dtype: torch.dtype, 
             packs[key] = pack(weight, bias, readers[id(module.weight)])
         rows, columns = module.weight.shape if isinstance(module, nn.Linear) else module.weight.shape[::-1]
         model.set_submodule(name, Linear(call, packs[key], columns, rows))
-    for module in model.modules():
+    for path, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            setattr(module, name, nn.Parameter(adopt(parameter), requires_grad=False))
+            part = parts.of_parameter(f"{path}.{name}", parameter)
+            there = adopt(parameter) if part is None else device.adopt("weights", part)
+            setattr(module, name, nn.Parameter(there, requires_grad=False))
         for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
             setattr(module, name, adopt(buffer))
 

@@ -66,9 +66,7 @@ class Attended:
     k: torch.Tensor
     v: torch.Tensor
     out: torch.Tensor
-    scale: float
-    window: int
-    soft_cap: float
+    masks: attention.Masks
 
 
 @dataclass(slots=True)
@@ -78,15 +76,13 @@ class TrialStep:
     seen: dict[int, list[Attended]] = field(default_factory=dict)
     calls: int = 0
 
-    def attend(
-        self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, soft_cap: float
-    ) -> torch.Tensor:
+    def attend(self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masks: attention.Masks) -> torch.Tensor:
         """Return [T, Hq, D]."""
         group = q.shape[1] // k.shape[1]
         keys, values = (t.repeat_interleave(group, dim=1).transpose(0, 1) for t in (k, v))
-        out = functional.scaled_dot_product_attention(q.transpose(0, 1), keys, values, is_causal=True, scale=scale)
+        out = functional.scaled_dot_product_attention(q.transpose(0, 1), keys, values, is_causal=True, scale=masks.scale)
         whole = out.transpose(0, 1).contiguous()
-        attended = Attended(q.clone(), k.clone(), v.clone(), whole, scale, window, soft_cap)
+        attended = Attended(q.clone(), k.clone(), v.clone(), whole, masks)
         self.seen.setdefault(module.layer_idx, []).append(attended)
         return attended.out.clone()
 

@@ -113,10 +113,11 @@ def paged_attention(
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: Tensor | None = None,
 ) -> None:
-    """Causal attention over mixed rows, q and out [T,Hq,D]. Raises UnsupportedError for a window or a soft cap."""
+    """Causal attention over mixed rows, q and out [T,Hq,D]. Raises UnsupportedError for a window, a soft cap or sinks."""
     _same_dtype(q, kv)
-    for what, value in (("sliding window", window), ("soft cap", soft_cap)):
+    for what, value in (("sliding window", window), ("soft cap", soft_cap), ("attention sinks", sinks is not None)):
         if value:
             raise _unsupported(what, value, "none: the vendor's attention has no such mask here")
     if not len(q):

@@ -69,7 +69,7 @@ def offers() -> Sequence[Offer]:
             },
             dtypes=_DTYPES,
             kv_dtypes=_DTYPES,
-            features=frozenset({"sliding_window", "soft_cap"}),
+            features=frozenset({"sliding_window", "soft_cap", "sinks"}),
             kv_layout=kv_layout,
         ),
         Offer(

@@ -41,7 +41,7 @@ def offers() -> Sequence[Offer]:
                 ops={name: _entry("native_attention", name) for name in names},
                 dtypes=_DTYPES,
                 kv_dtypes=frozenset(KV_DTYPES),
-                features=frozenset({"sliding_window", "soft_cap", "interleaved"}),
+                features=frozenset({"sliding_window", "soft_cap", "sinks", "interleaved"}),
                 kv_layout=kv_layout,
             )
         )

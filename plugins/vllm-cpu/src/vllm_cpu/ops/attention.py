@@ -6,6 +6,7 @@ batch, and what a block's unwritten end holds is never read. Oracle: `vllm_core.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -16,6 +17,16 @@ from vllm_cpu.ops.cache import KV
 
 QUERY_TILE = 256
 """Queries computed at once: bounds the mask, and skips keys that lie after the tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """What a call of attention makes of its scores; a window or a soft cap of 0 is none."""
+
+    scale: float
+    window: int = 0
+    soft_cap: float = 0.0
+    sinks: Tensor | None = None
 
 
 def paged_attention(
@@ -30,11 +41,12 @@ def paged_attention(
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: Tensor | None = None,
 ) -> None:
-    """Causal attention over the paged KV: q and out [T,Hq,D], int32 block_table [S,B]."""
+    """Causal attention over the paged KV: q and out [T,Hq,D], int32 block_table [S,B], float32 sinks [Hq]."""
     starts, lengths = query_start.tolist(), seq_lens.tolist()
     key_halves = block_table * 2
-    size = kv.tokens_per_block
+    size, masks = kv.tokens_per_block, Masks(scale, window, soft_cap, sinks)
     for row, length in enumerate(lengths):
         begin, end = starts[row], starts[row + 1]
         if begin == end:
@@ -45,20 +57,18 @@ def paged_attention(
         part = slice(first - skipped * size, length - skipped * size)
         keys = kv.halves.index_select(0, halves).flatten(0, 1)[part].float()
         values = kv.halves.index_select(0, halves + 1).flatten(0, 1)[part].float()
-        _row(out[begin:end], q[begin:end], keys, values, first, length, scale, window, soft_cap)
+        _row(out[begin:end], q[begin:end], keys, values, first, length, masks)
 
 
 def _first_key(position: int, window: int) -> int:
     return max(0, position - window + 1) if window else 0
 
 
-def _row(
-    out: Tensor, q: Tensor, keys: Tensor, values: Tensor, first: int, length: int, scale: float, window: int, soft_cap: float
-) -> None:
+def _row(out: Tensor, q: Tensor, keys: Tensor, values: Tensor, first: int, length: int, masks: Masks) -> None:
     """Queries [n,Hq,D] are the last of ``length`` tokens; keys and values [L,Hk,D] begin at position ``first``."""
-    count = q.shape[0]
+    count, window = q.shape[0], masks.window
     if count == 1:
-        out.copy_(_attend(q, keys, values, None, scale, soft_cap))
+        out.copy_(_attend(q, keys, values, None, masks))
         return
     for begin in range(0, count, QUERY_TILE):
         tile = slice(begin, min(begin + QUERY_TILE, count))
@@ -69,16 +79,17 @@ def _row(
         mask = positions <= queries
         if window:
             mask &= positions > queries - window
-        out[tile] = _attend(q[tile], keys[seen], values[seen], mask, scale, soft_cap)
+        out[tile] = _attend(q[tile], keys[seen], values[seen], mask, masks)
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, soft_cap: float) -> Tensor:
+def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, masks: Masks) -> Tensor:
     """q [n,Hq,D] over [L,Hk,D], mask [n,L]; query heads of one KV head are a group that shares it without a copy."""
     count, num_heads, head_size = q.shape
     num_kv = keys.shape[1]
     grouped = q.float().view(count, num_kv, num_heads // num_kv, head_size)
-    if soft_cap:
-        return _capped(grouped, keys, values, mask, scale, soft_cap).reshape(q.shape)
+    scale = masks.scale
+    if masks.soft_cap or masks.sinks is not None:
+        return _scored(grouped, keys, values, mask, masks).reshape(q.shape)
     if count == 1:
         result = scaled_dot_product_attention(
             grouped, keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0), scale=scale
@@ -95,13 +106,20 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale:
     return result.permute(2, 0, 1, 3).reshape(q.shape)
 
 
-def _capped(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, soft_cap: float) -> Tensor:
-    """The same with a tanh cap on the scores, which torch's fused attention does not have; q [n,Hk,G,D]."""
-    heads = q.permute(1, 2, 0, 3)
-    scores = torch.matmul(heads, keys.permute(1, 2, 0).unsqueeze(1)).mul_(scale / soft_cap).tanh_().mul_(soft_cap)
+def _scored(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, masks: Masks) -> Tensor:
+    """The same with a tanh cap on the scores, or sinks, which torch's fused attention does not have; q [n,Hk,G,D]."""
+    heads, cap = q.permute(1, 2, 0, 3), masks.soft_cap
+    scores = torch.matmul(heads, keys.permute(1, 2, 0).unsqueeze(1)).mul_(masks.scale / cap if cap else masks.scale)
+    if cap:
+        scores.tanh_().mul_(cap)
     if mask is not None:
         scores.masked_fill_(~mask, float("-inf"))
-    return torch.matmul(scores.softmax(-1), values.transpose(0, 1).unsqueeze(1)).permute(2, 0, 1, 3)
+    if masks.sinks is None:
+        weights = scores.softmax(-1)
+    else:
+        column = masks.sinks.view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
+    return torch.matmul(weights, values.transpose(0, 1).unsqueeze(1)).permute(2, 0, 1, 3)
 
 
 def encoder_attention(

@@ -14,7 +14,7 @@ from vllm_cpu.ops.native_call import DTYPES, function, packer, refused
 _pack_write = packer("PPPPqqqq")
 _pack_blocks = packer("PPPPq")
 _pack_heads = packer("PPPPqqqqqqqqqPPPPPqd")
-_pack_attention = packer("PPPPPPqqqqqqqdd")
+_pack_attention = packer("PPPPPPqqqqqqqddP")
 _pack_encoder = packer("PPPPPqqqqqqqqqd")
 _kv_write, _kv_copy, _kv_export, _kv_import = map(function, ("kv_write", "kv_copy", "kv_export", "kv_import"))
 _rotary_embedding, _qk_norm_rope_kv_write = map(function, ("rotary_embedding", "qk_norm_rope_kv_write"))
@@ -162,9 +162,10 @@ def paged_attention(
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: Tensor | None = None,
 ) -> None:
-    """Causal attention over the paged KV: q and out [T,Hq,D], int32 block_table [S,B]."""
-    given = (out, q, query_start, seq_lens, block_table, scale, window, soft_cap)
+    """Causal attention over the paged KV: q and out [T,Hq,D], int32 block_table [S,B], float32 sinks [Hq]."""
+    given = (out, q, query_start, seq_lens, block_table, scale, window, soft_cap, sinks)
     last, arguments = kv.attention
     if not _same(last, given):
         _, heads, size = q.shape
@@ -186,6 +187,7 @@ def paged_attention(
             DTYPES[q.dtype],
             scale,
             soft_cap,
+            0 if sinks is None else sinks.data_ptr(),
         )
         kv.attention = (given, arguments)
     if status := _paged_attention(arguments):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllm_cuda.many_tiles import CLUSTER, DEPTH, LINES, ManyTile
 from vllm_cuda.tiles import BAND, Tile, tile_within
 from vllm_triton.portable import split_of
 from vllm_triton.tuning import Decode, Extend, FewRows, Grouped, OneRow, Quantised, Tuning
@@ -123,6 +124,42 @@ def _taken(count: int, rows: int, columns: int, gated: bool) -> bool:
     if count <= 160:
         return columns <= rows
     return columns >= rows and (count <= 192 or (columns > rows and rows * columns <= LARGEST))
+
+
+MANY_ROWS = 256
+"""Rows of the weight in a tile of many rows of x."""
+
+HELD = 16 << 20
+"""Bytes of x that tiles go down before they go to the right: the next ones to the right find them in the L2 cache."""
+
+MOST_SPARE, MOST_SPARE_OF_SMALL = 0.12, 0.28
+"""Of the time of all programs, the part in which they have no rows, at most: cuBLAS has tiles for many shapes. Before a small
+weight it has to read and write out once more in about as much time as the product takes."""
+
+
+def many(count: int, rows: int, columns: int, gated: bool, biased: bool, multiprocessors: int) -> ManyTile | None:
+    """Tile of `vllm_cuda.many_rows` for a product; None where cuBLAS was as fast, or nothing was measured.
+
+    Where one kernel does, both are bound by the chip's power, and cuBLAS is up to 3 % the faster (figures differed by 2 %):
+    this one is for what cuBLAS needs a second kernel for. Measured at steady power, in turns, cuBLAS's figure last, in
+    microseconds. Gates of Qwen3 8B: 8,192 rows 2,455 and 2,591, 4,096: 1,272 and 1,330, 1,024: 317 and 340, 512: 162 and 174,
+    and where much is spare 768: 257 and 256, 384: 165 and 131. Of Qwen3 0.6B: 8,192: 169 and 202, 4,096: 85 and 103, 2,048:
+    42 and 54, 1,024: 25 and 26. With a bias, 8,192 rows: 6,144 x 4,096 632 and 747, 4,096 x 1,024 121 and 191, 4,096 x 4,096
+    to a residual 427 and 512; and 1,024 rows by 4,608 x 3,584, where half is spare, 72 and 64. All products of a layer, one
+    after the other in a graph: 8B, 8,192 rows 4,710 and 4,878, 5,000: 2,928 and 2,953, 1,000: 605 and 622, 512: 318 and 328;
+    0.6B, 8,192 rows 425 and 452, 5,000: 267 and 282; Qwen2.5 7B, whose first product has a bias, 8,192 rows 5,657 and 6,105.
+    """
+    if not (gated or biased) or multiprocessors != PROGRAMS or count <= max(MOST_ROWS_OF_BANDS) * BAND:
+        return None
+    if columns % DEPTH or rows * columns < SMALL or rows >= 65536:
+        return None
+    weight_rows, clusters = rows * (2 if gated else 1), PROGRAMS // CLUSTER
+    pairs = -(-count // (CLUSTER * LINES))
+    waves = -(-pairs * -(-weight_rows // MANY_ROWS) // clusters)
+    spare = 1 - count * weight_rows / (waves * clusters * CLUSTER * LINES * MANY_ROWS)
+    if spare > (MOST_SPARE if rows * columns >= LARGE else MOST_SPARE_OF_SMALL):
+        return None
+    return ManyTile(MANY_ROWS, max(1, min(pairs, HELD // (CLUSTER * LINES * columns * 2))))
 
 
 TUNING = Tuning(

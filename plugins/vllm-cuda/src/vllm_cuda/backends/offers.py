@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from vllm_core.api import Accepted, CallSite, DeviceFacts, Offer, Rejected, Verdict
+from vllm_core.api.ops import FP8_ACTIVATION
+from vllm_cuda.backends import fp8, prompts
 from vllm_cuda.backends.families import HOPPER, family_of
 from vllm_cuda.nvrtc import installed
 from vllm_triton import offers as shared
@@ -12,7 +15,8 @@ from vllm_triton import offers as shared
 PROVIDER = "vllm-cuda"
 HOPPER_PROVIDER = f"{PROVIDER}-hopper"
 PACKED_PROVIDER = f"{PROVIDER}-packed"
-OWN = frozenset({PROVIDER, f"{PROVIDER}-gather", HOPPER_PROVIDER, PACKED_PROVIDER})
+FP8_PROVIDER = f"{PROVIDER}-fp8"
+OWN = frozenset({PROVIDER, f"{PROVIDER}-gather", HOPPER_PROVIDER, f"{HOPPER_PROVIDER}-gather", PACKED_PROVIDER, FP8_PROVIDER})
 """Providers whose kernels are all of this distribution and of vllm-triton."""
 
 _COMM = "vllm_cuda.comm"
@@ -27,11 +31,13 @@ def offers(device: DeviceFacts) -> Sequence[Offer]:
         return ()
     built = frozenset(family.architectures)
     compiler = installed()
-    streamed = (_streamed(compiler),) if family is HOPPER else ()
+    every = shared.offers(PROVIDER, family.architectures, fresh=True)
+    hopper = (_streamed(compiler), *prompts.offers(HOPPER_PROVIDER, every, _compiled(compiler))) if family is HOPPER else ()
     return (
-        *streamed,
+        *hopper,
         _packed(compiler, built),
-        *shared.offers(PROVIDER, family.architectures, fresh=True),
+        _rounding(_packed(compiler, built), device),
+        *every,
         *_comm(device, built),
     )
 
@@ -41,7 +47,7 @@ def _streamed(compiler: bool) -> Offer:
     return Offer(
         provider=HOPPER_PROVIDER,
         ops={name: f"vllm_cuda.linear:{name}" for name in _PRODUCTS},
-        dtypes=frozenset({"bfloat16"}),
+        dtypes=frozenset({"bfloat16", "float16"}),
         architectures=frozenset(HOPPER.architectures),
         priority=10,
         accepts=_compiled(compiler),
@@ -58,6 +64,25 @@ def _packed(compiler: bool, built: frozenset[str]) -> Offer:
         architectures=built,
         priority=5,
         accepts=_compiled(compiler),
+    )
+
+
+def _rounding(exact: Offer, device: DeviceFacts) -> Offer:
+    """Products with weights in fp8 whose inputs are rounded to it, where that is asked for; others as ``exact`` has them."""
+
+    def accepts(site: CallSite) -> Verdict:
+        verdict = fp8.offered(site, device)
+        return exact.judge(replace(site, features=frozenset()), device.architecture) if verdict == Accepted() else verdict
+
+    return replace(
+        exact,
+        provider=FP8_PROVIDER,
+        ops={name: f"vllm_cuda.fp8_linear:{name}" for name in _PRODUCTS},
+        architectures=fp8.CHIPS,
+        features=frozenset({FP8_ACTIVATION}),
+        priority=-10,
+        accepts=accepts,
+        note=fp8.note(device.architecture),
     )
 
 

@@ -1,11 +1,16 @@
 // What Hopper (sm_90a) has for kernels that bring their data themselves: bulk tensor copies, barriers that count their bytes,
 // and products of warp groups. Comes after `chip.cuh`.
 //
-// PTX ISA: "cp.async.bulk.tensor", "mbarrier", "createpolicy", "Asynchronous Warpgroup Level Matrix Multiply-Accumulate".
+// PTX ISA: "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor", "mbarrier", "createpolicy", "stmatrix", "Asynchronous
+// Warpgroup Level Matrix Multiply-Accumulate".
 
 struct alignas(64) TensorMap {
     u64 opaque[16];
 };
+
+__device__ __forceinline__ void prefetch(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -17,6 +22,11 @@ __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
 
 __device__ __forceinline__ void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// At a barrier of any program of the cluster, as `shared_address_of` gives it. Orders nothing between programs but products.
+__device__ __forceinline__ void barrier_arrive_there(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
@@ -36,6 +46,48 @@ __device__ __forceinline__ void bring(u32 target, const TensorMap& map, int colu
         "[%4], %5;" ::"r"(target),
         "l"(&map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
         : "memory");
+}
+
+// To the same place of all programs of the cluster that `mask` has a bit of; each one's own barrier counts what comes to it.
+__device__ __forceinline__ void bring_to_all(
+    u32 target, const TensorMap& map, int column, int row, u32 barrier, u64 policy, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], "
+        "[%1, {%2, %3}], [%4], %5, %6;" ::"r"(target),
+        "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(mask), "l"(policy)
+        : "memory");
+}
+
+// Of shared memory to a matrix; what lies outside of it is not written.
+__device__ __forceinline__ void take(const TensorMap& map, int column, int row, u32 source) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(column),
+                 "r"(row), "r"(source)
+                 : "memory");
+}
+
+// The same, added to what is there.
+__device__ __forceinline__ void take_and_add(const TensorMap& map, int column, int row, u32 source) {
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
+                 "r"(column), "r"(row), "r"(source)
+                 : "memory");
+}
+
+__device__ __forceinline__ void close_group_of_takes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until shared memory has been read by all of this thread's groups but the last `LEFT`.
+template <int LEFT>
+__device__ __forceinline__ void wait_for_takes() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
+
+// What this thread wrote to shared memory is there for copies that begin after it.
+__device__ __forceinline__ void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Four matrices of 8 x 8: thread i gives where row i % 8 of matrix i / 8 lies, and holds two numbers of row i / 4 of each.
+__device__ __forceinline__ void store_matrices(u32 address, const u32 (&word)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(word[0]), "r"(word[1]),
+                 "r"(word[2]), "r"(word[3])
+                 : "memory");
 }
 
 __device__ __forceinline__ u64 read_once() {
@@ -70,9 +122,17 @@ __device__ __forceinline__ void add_from_shared(float* sum, u32 address) {
 
 __device__ __forceinline__ void begin_multiplying() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
+__device__ __forceinline__ void close_group_of_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// For all groups but the last `LEFT`.
+template <int LEFT>
+__device__ __forceinline__ void wait_for_groups_of_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
 __device__ __forceinline__ void wait_for_products() {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    close_group_of_products();
+    wait_for_groups_of_products<0>();
 }
 
 // The compiler must not read a sum before this.

@@ -10,11 +10,10 @@
 //
 // The weight does not depend on the kernel before: its ring is filled before `griddepcontrol.wait`, while that one drains.
 //
-// Comes after `ampere.cuh`, `epilogue.cuh` and `packed.cuh`. Defined at compilation, beside theirs: ROW_WARPS, PARTS, BLOCKS,
-// TILES, CLUSTER, STAGES, RESIDENT (programs a multiprocessor that registers are left for), EPILOGUE, BIAS, WIDE_OUT (a
-// float32 out), DIRECT (each warp reads x itself), DEPENDENT (the chip has dependent launch).
+// Comes after `ampere.cuh`, `epilogue.cuh`, `packed.cuh` and `packed_finish.cuh`. Defined at compilation, beside theirs:
+// ROW_WARPS, PARTS, BLOCKS, TILES, CLUSTER, STAGES, RESIDENT (programs a multiprocessor that registers are left for), DIRECT
+// (each warp reads x itself), DEPENDENT (the chip has dependent launch).
 
-constexpr int HALVES = EPILOGUE == GATED ? 2 : 1;
 constexpr int SHARERS = ROW_WARPS * 32, THREADS = SHARERS * PARTS;
 constexpr int ROWS = ROW_WARPS * BLOCKS * 16, COLUMNS = ROWS / HALVES;  // of the weight, and of out
 constexpr int HALF_BLOCKS = COLUMNS / 16;
@@ -23,8 +22,7 @@ constexpr int X_BYTES = DIRECT ? 0 : TILES * 8 * DEPTH * 2;   // of a part's sta
 constexpr int STAGE_BYTES = ROW_WARPS * PARTS * W_BYTES + PARTS * X_BYTES;
 constexpr int PIECES = DEPTH / 8;       // of 16 bytes in a row of x
 constexpr int STRIDE = SHARERS / PIECES, MOST = (TILES * 8 + STRIDE - 1) / STRIDE;  // rows of a thread, and how many
-constexpr int LINE = ROWS + 4;          // of sums: four more, so that a fragment's lanes meet different banks
-constexpr int PART = TILES * 8 * LINE;  // sums of a part
+constexpr int LINE = line_of(ROWS), PART = TILES * 8 * LINE;  // sums of a row, and of a part
 constexpr int CHAINS = BLOCKS * TILES > 1 ? 1 : 2;  // of products that wait for one another: one alone would be too slow
 constexpr bool APART = SETS || CHAINS > 1;          // sums of a stage are not added to by its products
 static_assert(ROWS % (16 * HALVES) == 0, "a half is of whole blocks");
@@ -158,65 +156,6 @@ __device__ __forceinline__ void consume(
     }
 }
 
-struct Output {
-    void* out;
-    const float *bias, *row_scale;
-    int T, N;
-};
-
-// Write this program's share of the tile's columns from `column` on.
-__device__ __forceinline__ void finish(const Output& output, u32 sums, int rank, int column) {
-    constexpr int QUADS = COLUMNS / 4;
-    const bool whole = output.N % 4 == 0 && (u64)output.out % 16 == 0;
-    for (int i = rank * THREADS + threadIdx.x; i < output.T * QUADS; i += CLUSTER * THREADS) {
-        const int token = i / QUADS, within = i % QUADS * 4, first = column + within;
-        if (first >= output.N) continue;
-        const u64 place = (u64)token * output.N + first;
-        float total[HALVES][4] = {};
-#pragma unroll
-        for (int half = 0; half < HALVES; ++half) {
-            for (int other = 0; other < CLUSTER; ++other) {
-#pragma unroll
-                for (int part = 0; part < PARTS; ++part) {
-                    const int sum = part * PART + token * LINE + half * COLUMNS + within;
-                    add<(CLUSTER > 1)>(total[half], other, sums + sum * 4);
-                }
-            }
-        }
-        float value[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            value[j] = 0;
-            if (first + j >= output.N) continue;
-#pragma unroll
-            for (int half = 0; half < HALVES; ++half) {
-                if (!SETS) total[half][j] *= output.row_scale[half * output.N + first + j];
-                if (BIAS) total[half][j] += output.bias[half * output.N + first + j];
-            }
-            value[j] = EPILOGUE == GATED ? activated(total[0][j]) * total[HALVES - 1][j] : total[0][j];
-            if (EPILOGUE == ADD) value[j] += number(((const u16*)output.out)[place + j]);
-        }
-        if (whole) {
-            if (WIDE_OUT) {
-                *(float4*)((float*)output.out + place) = make_float4(value[0], value[1], value[2], value[3]);
-            } else {
-                const u32 low = two_numbers(value[0], value[1]), high = two_numbers(value[2], value[3]);
-                *(uint2*)((u16*)output.out + place) = make_uint2(low, high);
-            }
-        } else {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                if (first + j >= output.N) continue;
-                if (WIDE_OUT) {
-                    ((float*)output.out)[place + j] = value[j];
-                } else {
-                    ((u16*)output.out)[place + j] = (u16)two_numbers(value[j], 0);
-                }
-            }
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     packed_rows(const u8* codes, const u8* scales, const float* row_scale, const u16* x, void* out, const float* bias, int T,
                 int N, int K, int x_row) {
@@ -306,6 +245,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     } else {
         __syncthreads();
     }
-    finish({out, bias, row_scale, T, N}, shared_address(), rank, tile * COLUMNS);
+    const u32 place = shared_address();
+    finish<COLUMNS, THREADS>(
+        {out, bias, row_scale, T, N}, rank, CLUSTER, tile * COLUMNS, [&](float(&total)[4], int half, int token, int within) {
+            for (int other = 0; other < CLUSTER; ++other) {
+#pragma unroll
+                for (int part = 0; part < PARTS; ++part) {
+                    const int sum = part * PART + token * LINE + half * COLUMNS + within;
+                    add<(CLUSTER > 1)>(total, other, place + sum * 4);
+                }
+            }
+        });
     if (CLUSTER > 1) cluster_barrier();
 }

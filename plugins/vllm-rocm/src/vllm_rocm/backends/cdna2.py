@@ -11,4 +11,5 @@ TUNING = replace(
     cdna3.TUNING,
     family="cdna2",
     extend=Extend(block_m=64, block_n=32, warps=4, stages=1, options=cdna3.MATRIX),
+    extend_wide=Extend(block_m=64, block_n=32, warps=8, stages=1, options=cdna3.MATRIX),
 )

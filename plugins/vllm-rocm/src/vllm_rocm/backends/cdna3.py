@@ -7,9 +7,15 @@ make LDS reads as wide as they go.
 
 from __future__ import annotations
 
+from vllm_triton.portable import split_of
 from vllm_triton.tuning import Codes, Decode, Extend, FewRows, Grouped, OneRow, Quantised, Tuning
 
-MATRIX = (("matrix_instr_nonkdim", 16), ("kpack", 2), ("waves_per_eu", 2))
+SPLIT = {"programs": 256, "part": 512}
+"""K is split until every compute unit has a program, each part of at least 512 columns."""
+
+FREE = (("matrix_instr_nonkdim", 16), ("kpack", 2))
+MATRIX = (*FREE, ("waves_per_eu", 2))
+"""Two waves of a SIMD leave each 256 registers; `FREE` is for tiles that take more where heads are wide or many share a key."""
 
 
 def one_row(rows: int, columns: int) -> OneRow:
@@ -23,15 +29,7 @@ def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:
     block_n = 16 if rows < 4096 else 32 if rows < 16384 or gated else 64
     block_k = 128 if block_m <= 64 else 64
     stages = 3 if block_m <= 64 and block_n <= 32 and not gated else 2
-    return FewRows(block_m, block_n, block_k, 4, stages, split_of(rows, columns, block_n, block_k), 0, MATRIX)
-
-
-def split_of(rows: int, columns: int, block_n: int, block_k: int) -> int:
-    """Parts of K: doubled until every compute unit has a program, each part at least 512 columns of whole tiles."""
-    split, tiles = 1, -(-rows // block_n)
-    while tiles * split < 256 and columns >= 1024 * split and columns % (2 * split * block_k) == 0:
-        split *= 2
-    return split
+    return FewRows(block_m, block_n, block_k, 4, stages, split_of(rows, columns, block_n, block_k, **SPLIT), 0, MATRIX)
 
 
 def grouped(mean: int, rows: int, columns: int, gated: bool) -> Grouped:
@@ -43,9 +41,9 @@ def grouped(mean: int, rows: int, columns: int, gated: bool) -> Grouped:
 
 TUNING = Tuning(
     family="cdna3",
-    extend=Extend(block_m=128, block_n=64, warps=8, stages=1, options=MATRIX),
+    extend=Extend(block_m=128, block_n=32, warps=8, stages=1, options=MATRIX),
     extend_wide=Extend(block_m=64, block_n=32, warps=4, stages=1, options=MATRIX),
-    decode=Decode(block_n=64, warps=2, stages=1, waves=4, options=MATRIX),
+    decode=Decode(block_n=64, warps=2, stages=1, waves=4, options=FREE),
     one_row=one_row,
     few_rows=few_rows,
     grouped=grouped,

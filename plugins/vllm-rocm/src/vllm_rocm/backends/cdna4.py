@@ -7,7 +7,8 @@ from dataclasses import replace
 from vllm_rocm.backends import cdna3
 from vllm_triton.tuning import Codes, Decode, Extend, FewRows, Grouped
 
-MATRIX = (("matrix_instr_nonkdim", 16), ("waves_per_eu", 2))
+FREE = (("matrix_instr_nonkdim", 16),)
+MATRIX = (*FREE, ("waves_per_eu", 2))
 
 
 def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:
@@ -24,8 +25,8 @@ TUNING = replace(
     cdna3.TUNING,
     family="cdna4",
     extend=Extend(block_m=128, block_n=64, warps=8, stages=2, options=MATRIX),
-    extend_wide=Extend(block_m=64, block_n=64, warps=4, stages=1, options=MATRIX),
-    decode=Decode(block_n=64, warps=2, stages=2, waves=4, options=MATRIX),
+    extend_wide=Extend(block_m=64, block_n=32, warps=4, stages=1, options=MATRIX),
+    decode=Decode(block_n=64, warps=2, stages=2, waves=4, options=FREE),
     few_rows=few_rows,
     grouped=grouped,
     codes=Codes(

@@ -7,21 +7,29 @@ from typing import Literal
 
 from vllm_rocm.backends import cdna2, cdna3, cdna4, rdna3, rdna4
 from vllm_triton.offers import LINEAR_FORMATS
-from vllm_triton.tried import Tried
+from vllm_triton.tried import Reach, Tried
 from vllm_triton.tuning import Tuning
 
 Fp8 = Literal["fnuz", "ocp", "none"]
 """Which 8-bit floating point the matrix units take: AMD's own without a negative zero, or that of the OCP specification."""
 
 
-TRIED = Tried(smallest_block=16, formats=LINEAR_FORMATS - {"int4_group", "q8_0", "q4_0"})
-"""What compiles without spilled registers on CDNA (`vllm_rocm.machine_code`): groups of four bits take scalar ones too many.
-
-ggml's blocks of 32 do not, but a step of one row is predicted to be five to nine times slower with them than in bfloat16.
+TRIED = Tried(codes=Reach(smallest_block=16), formats=LINEAR_FORMATS - {"int4_group", "q8_0", "q4_0"})
+"""What spills no register on CDNA (`vllm_rocm.machine_code`): masks of smaller blocks, and groups of four bits, take scalar
+ones too many. ggml's blocks of 32 do not, but a step of one row is predicted to be five to nine times slower with them than in
+bfloat16.
 """
 
-TRIED_NARROW = Tried(smallest_block=16, dtypes=frozenset({"bfloat16", "float16"}))
+HALVES = frozenset({"bfloat16", "float16"})
+TRIED_RDNA4 = Tried(codes=Reach(smallest_block=16), dtypes=HALVES, numbers={"float32": Reach(largest_head=64)})
 """The same on RDNA, whose lanes have half as many, and float32 no matrix unit."""
+
+TRIED_RDNA3 = replace(
+    TRIED_RDNA4,
+    codes=Reach(smallest_block=16, largest_head=128),
+    numbers={**TRIED_RDNA4.numbers, **dict.fromkeys(HALVES, Reach(largest_head=128))},
+)
+"""Its matrix unit takes operands that both halves of a wave hold: queries and keys of 256 numbers fill all registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +57,8 @@ class Family:
 CDNA2 = Family(("gfx90a",), 64, 64 << 10, 64 << 10, 512, 512, 8, "none", cdna2.TUNING)
 CDNA3 = Family(("gfx942",), 64, 64 << 10, 64 << 10, 512, 512, 8, "fnuz", cdna3.TUNING)
 CDNA4 = Family(("gfx950",), 64, 160 << 10, 160 << 10, 512, 512, 8, "ocp", cdna4.TUNING)
-RDNA3 = Family(
-    ("gfx1100",), 32, 64 << 10, 128 << 10, 256, 1536, 16, "none", rdna3.TUNING, replace(TRIED_NARROW, largest_head=128)
-)
-RDNA4 = Family(("gfx1201",), 32, 64 << 10, 128 << 10, 256, 1536, 16, "ocp", rdna4.TUNING, TRIED_NARROW)
+RDNA3 = Family(("gfx1100",), 32, 64 << 10, 128 << 10, 256, 1536, 16, "none", rdna3.TUNING, TRIED_RDNA3)
+RDNA4 = Family(("gfx1201",), 32, 64 << 10, 128 << 10, 256, 1536, 16, "ocp", rdna4.TUNING, TRIED_RDNA4)
 
 FAMILIES = (CDNA2, CDNA3, CDNA4, RDNA3, RDNA4)
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)

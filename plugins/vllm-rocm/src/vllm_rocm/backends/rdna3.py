@@ -32,7 +32,7 @@ TUNING = Tuning(
     family="rdna3",
     extend=Extend(block_m=64, block_n=16, warps=8, stages=1),
     extend_wide=Extend(block_m=32, block_n=16, warps=8, stages=1),
-    decode=Decode(block_n=32, warps=4, stages=1, waves=4),
+    decode=Decode(block_n=32, warps=8, stages=1, waves=4),
     one_row=one_row,
     few_rows=few_rows,
     grouped=grouped,

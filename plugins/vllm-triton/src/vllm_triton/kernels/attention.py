@@ -6,7 +6,8 @@ know which is which.
 
 The cache of a layer is [blocks, 2, HK, TPB, D]: the tokens of one head in a block lie together, keys at 0. KIND says what its
 elements are (`kernels.codec`); those of int8 have scales [blocks, 2, HK, TPB], which go to the scores and to the weights, so
-that products are taken of the codes themselves. Scores are kept in units of log2, so that exp2 serves.
+that products are taken of the codes themselves. Scores are kept in units of log2, so that exp2 serves. SINKS: float32 sinks
+[HK * G] are logits without a value, which join a query's sum of weights once, when it is whole.
 """
 
 from __future__ import annotations
@@ -69,6 +70,16 @@ def absorb(product, v, v_scale, total, largest, acc, KIND: tl.constexpr):
         weights *= v_scale[None, :]
     acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     return total, highest, acc
+
+
+@triton.jit
+def joined(total, largest, sinks, head, there, SINKS: tl.constexpr):
+    """Sums of whole queries, relative to their largest scores in log2 units, with the sinks of their heads."""
+    if SINKS:
+        sink = tl.load(sinks + head, mask=there, other=float("-inf"))
+        # Above what exp2 holds it is infinite: such a sink leaves nothing of the values.
+        total += tl.exp2(sink * LOG2E - largest)
+    return total
 
 
 @triton.jit
@@ -146,10 +157,10 @@ def extend_span(
 @triton.jit(do_not_specialize=["num_rows", "num_tiles", "window", "table_stride"])
 def extend(
     out, q, cache, scales, block_table, query_start, seq_lens, num_rows, num_tiles, q_token, q_head, out_token, out_head,
-    table_stride, block_stride, scale_stride, scale, soft_cap, window, HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAP: tl.constexpr, WINDOW: tl.constexpr, KIND: tl.constexpr, FP8: tl.constexpr, SINGLES: tl.constexpr,
-    STAGES: tl.constexpr
+    table_stride, block_stride, scale_stride, scale, soft_cap, window, sinks, HK: tl.constexpr, G: tl.constexpr,
+    GP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAP: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, KIND: tl.constexpr, FP8: tl.constexpr,
+    SINGLES: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
     """A tile of BLOCK_M // GP queries of one row, all G heads of one KV head; GP is G's next power of two.
 
@@ -217,17 +228,20 @@ def extend(
         position, full_to, end_keys, oldest, length, scale, soft_cap, window, HK, D, BLOCK_D, TPB, BLOCK_N, CAP, WINDOW, True,
         KIND, FP8, STAGES
     )  # fmt: skip
-    result = acc / total[:, None]
+    result = acc / joined(total, largest, sinks, head, valid, SINKS)[:, None]
     target = out + token[:, None] * out_token + head[:, None] * out_head + columns[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def merge(
-    target, partial, sums, base, used, splits, out_head, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    MEMBERS: tl.constexpr, SPANS: tl.constexpr
+    target, partial, sums, base, used, splits, out_head, sinks, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    MEMBERS: tl.constexpr, SPANS: tl.constexpr, SINKS: tl.constexpr
 ):  # fmt: skip
-    """Write the spans of a row and KV head as one: their means weighted by their sums, of MEMBERS heads SPANS at a time."""
+    """Write the spans of a row and KV head as one: their means weighted by their sums, of MEMBERS heads SPANS at a time.
+
+    ``sinks`` are those of the KV head's first query head on.
+    """
     columns = tl.arange(0, BLOCK_D)
     for first in tl.static_range(0, G, MEMBERS):
         member = first + tl.arange(0, MEMBERS)
@@ -253,7 +267,7 @@ def merge(
             total = total * shrink + tl.sum(weight, 1)
             largest = highest
         inside = (member < G)[:, None] & (columns < D)[None, :]
-        result = acc / total[:, None]
+        result = acc / joined(total, largest, sinks, member, member < G, SINKS)[:, None]
         tl.store(target + member[:, None] * out_head + columns[None, :], result.to(target.dtype.element_ty), mask=inside)
 
 
@@ -292,8 +306,9 @@ def decode_span(
 
 @triton.jit
 def leave(
-    out, partial, sums, locks, total, largest, acc, row, token, kv_head, split, used, splits, out_token, out_head,
-    HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr
+    out, partial, sums, locks, total, largest, acc, row, token, kv_head, split, used, splits, out_token, out_head, sinks,
+    HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
+    SINKS: tl.constexpr
 ):  # fmt: skip
     """Write what a span found; of `used` spans of a row and KV head the last to end puts all together, in their order."""
     member = tl.arange(0, GP)
@@ -311,10 +326,13 @@ def leave(
             tl.debug_barrier()
             if tl.atomic_add(locks + row * HK + kv_head, 1, sem="acq_rel") == used - 1:
                 first = out + token * out_token + kv_head * G * out_head
-                merge(first, partial, sums, base, used, splits, out_head, G, D, BLOCK_D, 4 if G > 2 else G, 8)
+                own = sinks + kv_head * G
+                merge(first, partial, sums, base, used, splits, out_head, own, G, D, BLOCK_D, 4 if G > 2 else G, 8, SINKS)
                 tl.atomic_xchg(locks + row * HK + kv_head, 0, sem="relaxed")
     if whole:
         head = kv_head * G + member
+        if SINKS:
+            result *= (total / joined(total, largest, sinks, head, member < G, SINKS))[:, None]
         target = out + token * out_token + head[:, None] * out_head + columns[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=inside)
 
@@ -322,10 +340,10 @@ def leave(
 @triton.jit(do_not_specialize=["splits", "window", "table_stride"])
 def decode(
     out, partial, sums, locks, q, cache, scales, block_table, query_start, seq_lens, q_token, q_head, out_token, out_head,
-    table_stride, block_stride, scale_stride, scale, soft_cap, window, splits, HK: tl.constexpr, G: tl.constexpr,
+    table_stride, block_stride, scale_stride, scale, soft_cap, window, splits, sinks, HK: tl.constexpr, G: tl.constexpr,
     GP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_N: tl.constexpr, CAP: tl.constexpr,
-    WINDOW: tl.constexpr, KIND: tl.constexpr, FP8: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, KIND: tl.constexpr, FP8: tl.constexpr, SPLIT: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """One row's query and the G heads of a KV head, over one of at most `splits` spans; GP >= 16 pads G for the dot.
 
@@ -364,6 +382,6 @@ def decode(
     )  # fmt: skip
     used = (length - oldest + span - 1) // span
     leave(
-        out, partial, sums, locks, total, largest, acc, row, token, kv_head, split, used, splits, out_token, out_head, HK, G,
-        GP, D, BLOCK_D, SPLIT
+        out, partial, sums, locks, total, largest, acc, row, token, kv_head, split, used, splits, out_token, out_head, sinks,
+        HK, G, GP, D, BLOCK_D, SPLIT, SINKS
     )  # fmt: skip

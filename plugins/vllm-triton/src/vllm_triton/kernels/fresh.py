@@ -56,9 +56,10 @@ def partner(columns, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
 def decode_fresh(
     out, partial, sums, locks, q, k, v, q_weight, k_weight, eps, positions, cos_sin, slots, cache, block_table, query_start,
     seq_lens, q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head, table_stride, block_stride, scale,
-    soft_cap, window, splits, HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    TPB: tl.constexpr, BLOCK_N: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr
+    soft_cap, window, splits, sinks, HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_N: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr,
+    SINKS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
+    SPLIT: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """`kernels.attention.decode` of a token whose key and value are not written yet, of a cache in its dtype.
 
@@ -136,6 +137,6 @@ def decode_fresh(
         largest = highest
     used = (length - oldest + span - 1) // span
     leave(
-        out, partial, sums, locks, total, largest, acc, row, token, kv_head, split, used, splits, out_token, out_head, HK, G,
-        GP, D, BLOCK_D, SPLIT
+        out, partial, sums, locks, total, largest, acc, row, token, kv_head, split, used, splits, out_token, out_head, sinks,
+        HK, G, GP, D, BLOCK_D, SPLIT, SINKS
     )  # fmt: skip

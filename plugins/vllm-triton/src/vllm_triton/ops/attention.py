@@ -42,8 +42,9 @@ def paged_attention(
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: Tensor | None = None,
 ) -> None:
-    """Causal attention over the paged KV: q and out [T,Hq,D], int32 block_table [S,B].
+    """Causal attention over the paged KV: q and out [T,Hq,D], int32 block_table [S,B], float32 sinks [Hq].
 
     Raises UnsupportedError for heads that share one, whose queries are more than `MOST_BYTES`, and over codes for a dtype that
     the platform has not tried.
@@ -67,13 +68,14 @@ def paged_attention(
             expected=", ".join(sorted(active().tried.dtypes)),
             fix="choose another --dtype or --kv-cache-dtype",
         )
-    shape = shape_of(q, kv, window, soft_cap) | {"KIND": kv.kind, "FP8": active().fp8}
+    shape = shape_of(q, kv, window, soft_cap, sinks) | {"KIND": kv.kind, "FP8": active().fp8}
     num_rows = seq_lens.shape[0]
     masks = (scale, soft_cap if soft_cap > 0.0 else 1.0, window)
+    given = q if sinks is None else sinks
     if max_query_len > 1:
-        _extend(out, q, kv, block_table, query_start, seq_lens, masks, shape)
+        _extend(out, q, kv, block_table, query_start, seq_lens, masks, given, shape)
     if max_query_len == 1 or num_rows > 1:
-        _decode(out, q, kv, block_table, query_start, seq_lens, max_seq_len, masks, shape)
+        _decode(out, q, kv, block_table, query_start, seq_lens, max_seq_len, masks, given, shape)
 
 
 def _extend(
@@ -84,6 +86,7 @@ def _extend(
     query_start: Tensor,
     seq_lens: Tensor,
     masks: tuple[float, float, int],
+    sinks: Tensor,
     shape: dict[str, int | bool],
 ) -> None:
     tuning = extend_of(kv.head_size, q, codes=kv.kind != codec.PLAIN.value)
@@ -109,6 +112,7 @@ def _extend(
         kv.block_stride,
         kv.scale_stride,
         *masks,
+        sinks,
         GP=padded,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
@@ -168,6 +172,7 @@ def _decode(
     seq_lens: Tensor,
     max_seq_len: int,
     masks: tuple[float, float, int],
+    sinks: Tensor,
     shape: dict[str, int | bool],
 ) -> None:
     grid, parts, meta = decoding(out, q, kv, seq_lens.shape[0], max_seq_len, masks[2])
@@ -187,6 +192,7 @@ def _decode(
         kv.scale_stride,
         *masks,
         grid[2],
+        sinks,
         **meta,
         **shape,
     )
@@ -227,8 +233,8 @@ def decoding(
     return (num_rows, kv.num_heads, splits), parts, meta
 
 
-def shape_of(q: Tensor, kv: KV, window: int, soft_cap: float) -> dict[str, int | bool]:
-    """What kernels are compiled for: heads, their size, blocks and masks."""
+def shape_of(q: Tensor, kv: KV, window: int, soft_cap: float, sinks: Tensor | None) -> dict[str, int | bool]:
+    """What kernels are compiled for: heads, their size, blocks, masks and sinks."""
     return {
         "HK": kv.num_heads,
         "G": q.shape[1] // kv.num_heads,
@@ -237,4 +243,5 @@ def shape_of(q: Tensor, kv: KV, window: int, soft_cap: float) -> dict[str, int |
         "TPB": kv.tokens_per_block,
         "CAP": soft_cap > 0.0,
         "WINDOW": window > 0,
+        "SINKS": sinks is not None,
     }

@@ -44,11 +44,11 @@ def kv_bind(memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, token
     verdict = active().tried.judge(dtype, head_size=head_size, tokens_per_block=tokens_per_block)
     if isinstance(verdict, Rejected):
         raise UnsupportedError(
-            "KV cache of codes was not tried on this architecture",
+            "KV cache was not tried on this architecture",
             on=f"kv_bind, {verdict.need}",
             found=verdict.wanted,
             expected=verdict.supported,
-            fix="choose another --kv-cache-dtype",
+            fix="choose another --kv-cache-dtype or --block-size, or use --provider attention=reference",
         )
     expected = block_bytes_of(num_kv_heads, head_size, dtype, tokens_per_block)
     if memory.shape[1] != expected:

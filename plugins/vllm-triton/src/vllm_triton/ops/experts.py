@@ -263,5 +263,7 @@ def tile_of(weight: Matrices, mean: int, rows: int, dtype: torch.dtype, gated: b
         # Columns that are whole tiles need no mask.
         whole = weight.columns & -weight.columns
         return replace(tile, block_k=whole) if SMALLEST_STEP <= whole < tile.block_k else tile
-    most = chip.quantised.block_m // (2 if gated else 1)
-    return Grouped(max(16, min(most, power_of_2(mean))), 64, weight.unit, 8 if most > 64 else 4, chip.quantised.stages)
+    tuning = chip.quantised
+    most = tuning.block_m // (2 if gated else 1)
+    block_m, warps = max(16, min(most, power_of_2(mean))), tuning.warps_of(most)
+    return Grouped(block_m, tuning.block_n, weight.unit, warps, tuning.stages, tuning.options)

@@ -35,6 +35,7 @@ def qk_norm_rope_attention(
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: Tensor | None = None,
 ) -> None:
     """`qk_norm_rope_kv_write`, then `paged_attention`; one kernel where `_is_small`.
 
@@ -43,7 +44,7 @@ def qk_norm_rope_attention(
     if max_query_len > 1 or (q_weight is None) != (k_weight is None) or not _is_small(q, kv):
         qk_norm_rope_kv_write(q, k, v, q_weight, k_weight, eps, positions, cos_sin, interleaved, kv, slot_mapping)
         masks = (max_query_len, max_seq_len, scale, window, soft_cap)
-        paged_attention(out, q, kv, query_start, seq_lens, block_table, *masks)
+        paged_attention(out, q, kv, query_start, seq_lens, block_table, *masks, sinks)
         return
     if not q.shape[0]:
         return
@@ -74,12 +75,13 @@ def qk_norm_rope_attention(
         soft_cap if soft_cap > 0.0 else 1.0,
         window,
         grid[2],
+        q if sinks is None else sinks,
         HALF=kv.head_size // 2 if cos_sin is None else cos_sin.shape[2],
         NORM=q_weight is not None,
         ROPE=cos_sin is not None,
         INTERLEAVED=interleaved,
         **meta,
-        **shape_of(q, kv, window, soft_cap),
+        **shape_of(q, kv, window, soft_cap, sinks),
     )
 
 

@@ -24,7 +24,7 @@ FEW_EXACT = 16
 """The same of float32, which runs on the scalar units: larger tiles need more shared memory and registers than chips have."""
 
 UNIT = 128
-"""Most inputs that a step of a product takes."""
+"""Inputs that a step of a product takes, where a byte is one."""
 
 SMALLEST_UNIT = 32
 _PARTS = Scratch(64 << 20)
@@ -96,7 +96,7 @@ def _grouped(weight: QuantTensor) -> _Form:
     assert weight.zero is not None
     rows, columns = weight.shape
     group = columns // weight.scale.shape[1]
-    unit = min(UNIT, group & -group)
+    unit = min(active().quantised.unit, group & -group)
     if unit < SMALLEST_UNIT:
         raise UnsupportedError(
             "Group of a four-bit weight has no kernel",
@@ -157,16 +157,16 @@ def few_rows(out: Tensor, x: Tensor, weight: QuantPacked, epilogue: int, kind: s
         return
     gated = epilogue == GATED.value
     rows = weight.rows // (2 if gated else 1)
-    chip = active()
+    chip, tuning = active(), active().quantised
     # A gate and an up projection have an accumulator each.
-    most = chip.quantised.block_m // (2 if gated else 1)
-    block_m = max(16, min(most, power_of_2(count)))
-    stages = chip.quantised.stages if x.element_size() < 4 else 2
-    block_n = 64
+    most = tuning.block_m // (2 if gated else 1)
+    block_m, block_n = max(16, min(most, power_of_2(count))), tuning.block_n
+    stages = tuning.stages if x.element_size() < 4 else 2
     tiles, batches = -(-rows // block_n), -(-count // block_m)
     units = -(-weight.columns // weight.unit)
     parts, locks = _PARTS.get(x.device).view(torch.float32), _LOCKS.get(x.device).view(torch.int32)
-    split = split_of(rows * batches, weight.columns, block_n, weight.unit) if weight.columns % weight.unit == 0 else 1
+    wanted = {"programs": tuning.programs, "part": tuning.part}
+    split = split_of(rows * batches, weight.columns, block_n, weight.unit, **wanted) if weight.columns % weight.unit == 0 else 1
     area = tiles * batches * block_m * block_n * (2 if gated else 1)
     while split > 1 and (units % split or split * area > parts.numel() or tiles * batches > locks.numel()):
         split //= 2
@@ -194,8 +194,9 @@ def few_rows(out: Tensor, x: Tensor, weight: QuantPacked, epilogue: int, kind: s
         EPILOGUE=epilogue,
         KIND=kind_of(kind),
         STAGES=stages,
-        num_warps=8 if block_m > 64 else 4,
+        num_warps=tuning.warps_of(block_m),
         num_stages=stages,
+        **dict(tuning.options),
         **chip.dependent,
     )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_triton.tried import NUMBERS, PLAIN, Tried
+from vllm_triton.tried import NUMBERS, PLAIN, Reach, Tried
 from vllm_triton.tuning import Tuning
 from vllm_xpu.backends import xe2, xe_hpc, xe_hpg
 
-TRIED = Tried(largest_head=64, formats=PLAIN)
+TRIED = Tried(codes=Reach(largest_head=64), formats=PLAIN)
 """On pvc, by Intel's offline compiler (`vllm_xpu.machine_code`)."""
 
 TRIED_HPG = Tried(kv_dtypes=NUMBERS, formats=PLAIN, why="registers of a prompt's attention spill, by Intel's offline compiler")
