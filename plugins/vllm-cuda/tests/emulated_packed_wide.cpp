@@ -130,12 +130,18 @@ static void wait_for_groups() {
     for (auto& events = own[self()].events; !events.empty();) next_event(events);
 }
 
-// Some of a thread's copies arrive, or a bulk copy.
+// Some of a thread's copies arrive, or a bulk copy. Seldom a thread is looked for that has any on their way: all others may be
+// waiting for these.
 static bool arrive() {
-    auto& events = own[chance() % own.size()].events;
-    const bool late = chance() % 32 == 0;
-    bool any = late && !events.empty();
-    for (int i = chance() % 64; late && i >= 0 && !events.empty(); --i) next_event(events);
+    bool any = false;
+    const bool search = chance() % 512 == 0;
+    if (search || chance() % 32 == 0) {
+        size_t which = chance() % own.size();
+        for (size_t i = 0; search && i < own.size() && own[which].events.empty(); ++i) which = (which + 1) % own.size();
+        auto& events = own[which].events;
+        any = !events.empty();
+        for (int i = chance() % 64; i >= 0 && !events.empty(); --i) next_event(events);
+    }
     if (!bulk.empty() && chance() % 2 == 0) {
         const size_t which = chance() % bulk.size();
         const Event copy = bulk[which];

@@ -117,8 +117,9 @@ class Grammars:
                 self._known.pop(key, None)
             future.set_exception(error if isinstance(error, RequestError) else _refused(error))
             return
-        future.set_result(grammar)
-        self._forget()
+        with self._lock:  # who gets the result and asks for another finds a cache that is within its size
+            future.set_result(grammar)
+            self._forget()
 
     def _compile(self, wanted: StructuredOutputsParams) -> Any:
         import xgrammar
@@ -138,15 +139,14 @@ class Grammars:
         return grammar
 
     def _forget(self) -> None:
-        """Drop the grammars that were not used for longest, beyond what the cache may hold."""
-        with self._lock:
-            done = [(key, one) for key, one in self._known.items() if one.done() and one.exception() is None]
-            size = sum(one.result().memory_size_bytes for _, one in done)
-            for key, one in done[:-1]:
-                if size <= MAX_CACHE_BYTES:
-                    break
-                size -= one.result().memory_size_bytes
-                del self._known[key]
+        """Drop the grammars that were not used for longest, beyond what the cache may hold. The lock is held."""
+        done = [(key, one) for key, one in self._known.items() if one.done() and one.exception() is None]
+        size = sum(one.result().memory_size_bytes for _, one in done)
+        for key, one in done[:-1]:
+            if size <= MAX_CACHE_BYTES:
+                break
+            size -= one.result().memory_size_bytes
+            del self._known[key]
 
 
 class Matcher:
