@@ -9,9 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from vllm_cuda.boxes import box_map
 from vllm_cuda.extend_tiles import Form
-from vllm_cuda.launch import TensorMap
+from vllm_cuda.launch import TensorMap, box_map
 from vllm_cuda.programs import Program, defined, kernel_of
 from vllm_triton.ops.cache import KV
 

@@ -18,7 +18,7 @@ _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_256B, _FILL_WITH_ZERO = 0, 3, 3, 0
 
 
 class TensorMap(ctypes.Structure):
-    """How a bulk tensor copy finds the elements of a matrix; opaque, passed to a kernel by value."""
+    """How a bulk tensor copy finds the elements of a tensor; opaque, passed to a kernel by value."""
 
     _fields_ = (("opaque", ctypes.c_uint64 * 16),)
 
@@ -53,6 +53,16 @@ def tensor_map(
     A box's row is at most 128 bytes. What lies outside of the matrix is read as zero. Raises DriverError where address or
     stride is no multiple of 16 bytes.
     """
+    return box_map(address, (columns, rows), (stride,), (box_columns, box_rows), half=half)
+
+
+def box_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], *, half: bool) -> TensorMap:
+    """Map of a tensor of bfloat16, or float16, whose dimensions are given from the innermost, which has stride 1, on.
+
+    ``strides`` in elements, of all others. A box's rows are of at most 128 bytes, and swizzled; what lies outside of the tensor
+    is read as zero. Raises DriverError where address or strides are no multiples of 16 bytes.
+    """
+    rank = len(sizes)
     # The driver wants it at a multiple of 64 bytes.
     memory = (ctypes.c_uint64 * 24)()
     aligned = TensorMap.from_buffer(memory, -ctypes.addressof(memory) % 64)
@@ -60,12 +70,12 @@ def tensor_map(
         "cuTensorMapEncodeTiled",
         ctypes.byref(aligned),
         ctypes.c_int(_FLOAT16 if half else _BFLOAT16),
-        ctypes.c_uint(2),
+        ctypes.c_uint(rank),
         ctypes.c_void_p(address),
-        (ctypes.c_uint64 * 2)(columns, rows),
-        (ctypes.c_uint64 * 1)(stride * 2),
-        (ctypes.c_uint * 2)(box_columns, box_rows),
-        (ctypes.c_uint * 2)(1, 1),
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*(stride * 2 for stride in strides)),
+        (ctypes.c_uint * rank)(*box),
+        (ctypes.c_uint * rank)(*(1 for _ in box)),
         ctypes.c_int(_NO_INTERLEAVE),
         ctypes.c_int(_SWIZZLE_128B),
         ctypes.c_int(_PROMOTE_256B),
