@@ -153,7 +153,7 @@ def test_a_platform_without_an_own_op_has_nothing_to_force(without, run_case):
     assert "no offer of the platform's own" in evidence.detail
 
 
-@pytest.mark.parametrize("name", ["graphs", "sleep", "peer_copy"])
+@pytest.mark.parametrize("name", ["sleep", "peer_copy"])
 def test_the_planner_refuses_what_the_cpu_platform_lacks(cpu, run_case, name):
     evidence = run_case(cpu, "absent:while_planning", capability=name)
     assert evidence.outcome == "REFUSED"
@@ -162,7 +162,7 @@ def test_the_planner_refuses_what_the_cpu_platform_lacks(cpu, run_case, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["dtype.float16", "kv_dtype.fp8", "attention.soft_cap", "attention.sinks", "attention.encoder", "prefix_caching"],
+    ["graphs", "dtype.float16", "kv_dtype.fp8", "attention.soft_cap", "attention.sinks", "attention.encoder", "prefix_caching"],
 )
 def test_a_plan_that_is_made_is_a_bad_refusal(cpu, run_case, name):
     """These the platform has: so the planner must not refuse, and the case must see that it did not."""

@@ -421,7 +421,7 @@ def _build(design: Blueprint, device: Device, timings: dict[str, float], others:
     from vllm_core.engine.binding import BoundOps
     from vllm_core.engine.construct import Part, build_core, shard_of
 
-    ops, workers = BoundOps(design.plan.bindings), design.plan.tensor_parallel
+    ops, workers = BoundOps(design.plan.bindings, device.bind), design.plan.tensor_parallel
     with attributed(ops):
         part = None
         if others is not None:

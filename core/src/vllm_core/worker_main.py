@@ -33,7 +33,7 @@ def run(start: Start, channel: Channel) -> None:
     design = launch.from_bytes(start.design)
     plan, rank = design.plan, start.rank
     device = launch.open_device(open_platform(plan), plan, rank)
-    ops = BoundOps(plan.bindings)
+    ops = BoundOps(plan.bindings, device.bind)
 
     def agree(budget: KVBudget, groups: Sequence[GroupMemory]) -> KVBudget:
         channel.send(frames.BUDGET, frames.encode(budget))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from vllm_core.api import StepKey
+from vllm_core.api import batch as layout
 from vllm_core.engine.captured import CapturedSteps
 
 
 class Device:
     """Captures, but for the captures that are counted in ``failing``."""
+
+    recorded_rows: int | None = None
 
     def __init__(self, failing: frozenset[int]) -> None:
         self.failing, self.captures = failing, 0
@@ -24,7 +28,7 @@ class Device:
         return torch.zeros(shape, dtype=dtype)
 
     def event(self):
-        """None is recorded here."""
+        return SimpleNamespace(record=lambda: None, wait=lambda: None)
 
     def capture(self, work):
         self.captures += 1
@@ -38,19 +42,19 @@ def key(slots: int) -> StepKey:
 
 
 class Worker:
-    """Counts the sums that it takes part in: one in each step that runs, none while one is captured."""
+    """Counts the sums that it takes part in: one in each step that runs, and in each capture that runs it (`recorded`)."""
 
-    def __init__(self, *failing: int) -> None:
-        self.sums = 0
+    def __init__(self, *failing: int, recorded: bool = False) -> None:
+        self.sums, self.bodies = 0, []
         self.device = Device(frozenset(failing))
+        self.device.recorded_rows = 4 if recorded else None
         capture = self.device.capture
 
         def quiet(work):
-            graph = capture(work)
             before = self.sums
             work()
-            self.sums = before
-            return graph
+            self.sums = self.sums if recorded else before
+            return capture(work)
 
         self.device.capture = quiet
         state = SimpleNamespace(num_slots=4, tokens=torch.zeros(5, 9))
@@ -58,6 +62,7 @@ class Worker:
 
     def _body(self, packed, header, features):
         self.sums += 1
+        self.bodies.append((packed, header, features))
         return SimpleNamespace()
 
     def run(self, slots: int) -> bool:
@@ -74,10 +79,29 @@ def test_what_was_captured_before_a_capture_failed_is_still_replayed():
     assert worker.steps.failure == "RuntimeError: out of memory"
 
 
+@pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("failing", [1, 2, 3])
-def test_a_worker_that_cannot_capture_takes_part_in_as_many_sums_as_one_that_can(failing):
-    one, other = Worker(), Worker(failing)
+def test_a_worker_that_cannot_capture_takes_part_in_as_many_sums_as_one_that_can(failing, recorded):
+    one, other = Worker(recorded=recorded), Worker(failing, recorded=recorded)
     for slots in (1, 2, 4, 2, 1, 4):
         one.run(slots)
         other.run(slots)
         assert one.sums == other.sums, f"after a step of {slots} rows"
+
+
+def test_directly_before_the_rows_of_a_replayed_step_stands_its_header():
+    """A library that reads counts from the packed difference finds those of the captured step, whatever came before."""
+    worker = Worker()
+    step = worker.steps.find(key(3))
+    admits = [layout.LAYOUT_VERSION, 1, 2, 0, 0, 3, 3, 3, 1, 5] + [0] * (layout.HEADER_WORDS - 10)
+    rows = [2, 1, 1, 0, 0, 1, 1, 0, 1, 1, 1, 0]
+    packed = np.array([*admits, *range(layout.ADMIT_WORDS), 7, 8, *rows], dtype=np.int32)
+    staged = worker.steps.stage(step, packed, admits, 0)
+    lead = layout.HEADER_WORDS + layout.ADMIT_WORDS + 2
+    assert staged[:lead].tolist() == packed[:lead].tolist()
+    header = staged[lead : lead + layout.HEADER_WORDS].tolist()
+    assert [header[i] for i in (layout.H_ADMITTED, layout.H_TOKENS, layout.H_SCHEDULED, layout.H_NUM_TOKENS)] == [0, 0, 4, 4]
+    assert staged[lead + layout.HEADER_WORDS :].tolist() == rows
+    captured, seen, _ = worker.bodies[-1]
+    assert seen == header
+    assert captured.tolist() == [*header, *rows, 4, 1, 1, 0]

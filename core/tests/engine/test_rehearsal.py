@@ -74,6 +74,7 @@ class Capturing:
     """Captures, but not while it rehearses."""
 
     rehearsing = True
+    recorded_rows = None
 
     def allocate(self, pool, shape, dtype):
         return torch.zeros(shape, dtype=dtype)

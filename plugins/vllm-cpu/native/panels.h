@@ -1,5 +1,5 @@
 // Products whose weights pass through panels: PANEL_COLUMNS rows of the weight at a time, transposed so that each lane of a
-// vector is a column of the product. Integer ones (gemm8.cpp) and those of bfloat16 (gemm16.cpp).
+// vector is a column of the product. Integer ones (gemm8.cpp) and those of bfloat16 (gemm16.cpp; tiles16.cpp by AMX).
 #ifndef VLLM_CPU_PANELS_H
 #define VLLM_CPU_PANELS_H
 
@@ -39,8 +39,8 @@ struct Group8 {
     const float *facts;
 };
 
-// Rows of x in bfloat16, [rows up to a multiple of 16, kp], zeros from K to kp, a multiple of 32; rows that are not there may
-// hold anything.
+// Rows of x in bfloat16, zeros from K to kp, a multiple of 32; rows that are not there may hold anything. [rows, kp], or for tiles
+// of AMX [rows / 16 up, kp / 32, 16, 32], each tile turned to [16 pairs of K, 16 rows, 2] where turns_x16.
 struct Inputs16 {
     const uint16_t *x;
     int64_t kp;
@@ -99,8 +99,17 @@ static inline void transpose8(__m256i *rows) {
 
 // Whether this CPU multiplies bfloat16 with such a weight.
 bool multiplies16(const vllm_matrix &w);
-// As many columns as two panels have, or as one has with its gate.
 bool multiply_columns16(const Columns &one, const Inputs16 &in, const Output &output);
+// `rows` rows of products [rows, PANEL_COLUMNS], of which `count` columns are there, to where they go.
+void finish_block16(const Output &output, int64_t row, int64_t rows, int64_t column, float *products, int64_t count);
+
+// The same by tiles: each of `list` has as many columns as two panels have, or as one has with its gate.
+bool takes_tiles16();
+bool multiply_tiles16(const Columns *list, int64_t count, const Inputs16 &in, const Output &output);
+// How many of a list are unpacked together.
+int64_t pairs_together16(int64_t kp);
+static inline bool turns_x16(int64_t rows) { return rows <= 128; }
+void turn_tiles16(uint16_t *tiles, int64_t count);
 
 // The op by panels. `rounds`: whether this call's inputs are rounded to eight bits; `is_bfloat16`: whether its inputs are
 // bfloat16, on a CPU that multiplies them with its weights (normed inputs are rounded to it, as the op's decomposition does).

@@ -50,12 +50,19 @@ void wake_all(std::atomic<uint32_t> &word) {
 #endif
 }
 
-// `ticket` holds the job's number in its upper half and the next task in its lower half: a thread that comes late sees
+// A job's tasks lie in lanes, one a thread, which takes those of its own first and then helps others: tasks that follow each
+// other often read memory that does, and what the first asked for ahead is there for the second.
+// `ticket` holds the job's number in its upper half and the lane's next task in its lower half: a thread that comes late sees
 // another number and leaves the job alone. A job's fields are only trusted after a ticket of that job was taken.
 // What threads write at different times lies on lines of its own.
+struct alignas(64) Lane {
+    std::atomic<uint64_t> ticket{0};
+};
+
 struct Pool {
-    alignas(64) std::atomic<uint64_t> ticket{0};
-    std::atomic<int64_t> n_tasks{0};
+    Lane lanes[MAX_THREADS];
+    alignas(64) std::atomic<int64_t> n_tasks{0};
+    std::atomic<int64_t> n_lanes{0};
     std::atomic<void (*)(void *, int64_t)> body{nullptr};
     std::atomic<void *> context{nullptr};
     alignas(64) std::atomic<uint32_t> done{0};
@@ -80,22 +87,34 @@ int64_t allowed_threads() {
     return online > 0 ? online : 1;
 }
 
-// Take tasks of job `number` until there are none. Returns how many were run.
-void work(Pool &p, uint32_t number) {
+// Task that lane `lane` of `lanes` begins with.
+int64_t first_of(int64_t n_tasks, int64_t lane, int64_t lanes) { return n_tasks * lane / lanes; }
+
+// Take tasks of job `number` from one lane until there are none. False: the job is over.
+bool work_lane(Pool &p, uint32_t number, int64_t lane) {
+    std::atomic<uint64_t> &ticket = p.lanes[lane].ticket;
     for (;;) {
-        uint64_t now = p.ticket.load(std::memory_order_acquire);
-        int64_t count = p.n_tasks.load(std::memory_order_relaxed);
+        uint64_t now = ticket.load(std::memory_order_acquire);
+        // Whoever reads a later job's sizes here sees that job's closed tickets, too, and takes none.
+        int64_t count = p.n_tasks.load(std::memory_order_acquire), lanes = p.n_lanes.load(std::memory_order_acquire);
         auto body = p.body.load(std::memory_order_relaxed);
         void *context = p.context.load(std::memory_order_relaxed);
-        if (static_cast<uint32_t>(now >> 32) != number) return;
+        if (static_cast<uint32_t>(now >> 32) != number) return false;
         int64_t task = static_cast<int64_t>(now & 0xffffffffu);
-        if (task >= count) return;
-        if (!p.ticket.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel)) continue;
+        if (task >= first_of(count, lane + 1, lanes)) return true;
+        if (!ticket.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel)) continue;
         body(context, task);
         if (static_cast<int64_t>(p.done.fetch_add(1, std::memory_order_seq_cst)) + 1 == count &&
             p.caller_sleeps.load(std::memory_order_seq_cst))
             wake_all(p.done);
     }
+}
+
+// Take tasks of job `number` until there are none, those of lane `own` first.
+void work(Pool &p, uint32_t number, int64_t own) {
+    const int64_t lanes = p.n_lanes.load(std::memory_order_relaxed);
+    for (int64_t i = 0; i < lanes; ++i)
+        if (!work_lane(p, number, (own + i) % lanes)) return;
 }
 
 struct Worker {
@@ -123,7 +142,7 @@ void *worker(void *argument) {
             continue;
         }
         seen = number;
-        if (self.index < num_threads() - 1) work(p, number);
+        if (self.index < num_threads() - 1) work(p, number, self.index + 1);
     }
     return nullptr;
 }
@@ -194,17 +213,25 @@ void run_tasks(int64_t n_tasks, void (*body)(void *, int64_t), void *context) {
     }
     inside = true;
     uint32_t number = p->job.load(std::memory_order_relaxed) + 1;
-    // Closed while the fields change: no ticket of the new job can be taken before the last store.
-    p->ticket.store((static_cast<uint64_t>(number) << 32) | 0xffffffffu, std::memory_order_seq_cst);
-    p->n_tasks.store(n_tasks, std::memory_order_relaxed);
+    const int64_t lanes = n_tasks < num_threads() ? n_tasks : num_threads();
+    // Closed while the fields change: no ticket of the new job can be taken before its lane's last store.
+    // Those of the last job too: whoever looks there late finds fields that are not its own.
+    const int64_t before = p->n_lanes.load(std::memory_order_relaxed);
+    for (int64_t lane = 0; lane < lanes || lane < before; ++lane)
+        p->lanes[lane].ticket.store((static_cast<uint64_t>(number) << 32) | 0xffffffffu, std::memory_order_seq_cst);
+    p->n_tasks.store(n_tasks, std::memory_order_release);
+    p->n_lanes.store(lanes, std::memory_order_release);
     p->body.store(body, std::memory_order_relaxed);
     p->context.store(context, std::memory_order_relaxed);
     p->done.store(0, std::memory_order_relaxed);
     p->caller_sleeps.store(0, std::memory_order_relaxed);
-    p->ticket.store(static_cast<uint64_t>(number) << 32, std::memory_order_release);
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+        const auto first = static_cast<uint64_t>(first_of(n_tasks, lane, lanes));
+        p->lanes[lane].ticket.store(static_cast<uint64_t>(number) << 32 | first, std::memory_order_release);
+    }
     p->job.store(number, std::memory_order_seq_cst);
     if (p->sleepers.load(std::memory_order_seq_cst)) wake_all(p->job);
-    work(*p, number);
+    work(*p, number, 0);
     uint32_t done = p->done.load(std::memory_order_acquire);
     for (int spin = 0; done < n_tasks; ++spin) {
         if (spin < SPINS) {

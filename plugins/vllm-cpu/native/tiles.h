@@ -32,6 +32,33 @@ struct alignas(64) TileConfig {
     }
 };
 
+#if defined(VLLM_AVX512) && defined(VLLM_AMX)
+
+// Rows of four numbers of 32 bits: `at` of rows 0, 4, 8 and 12 below `from`.
+static inline __m512 fourths(const float *from) {
+    __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(from));
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(from + 4 * TILE_SIDE), 1);
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(from + 8 * TILE_SIDE), 2);
+    return _mm512_insertf32x4(v, _mm_loadu_ps(from + 12 * TILE_SIDE), 3);
+}
+
+// A tile of 16 by 16 numbers of 32 bits, transposed where it is.
+static inline void turn_tile(float *tile) {
+    __m512d turned[TILE_SIDE];
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+        const float *from = tile + 4 * q;
+        const __m512 a = fourths(from), b = fourths(from + TILE_SIDE), c = fourths(from + 2 * TILE_SIDE), d = fourths(from + 3 * TILE_SIDE);
+        const __m512d ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b)), cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+        const __m512d ab2 = _mm512_castps_pd(_mm512_unpackhi_ps(a, b)), cd2 = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+        turned[4 * q] = _mm512_unpacklo_pd(ab, cd), turned[4 * q + 1] = _mm512_unpackhi_pd(ab, cd);
+        turned[4 * q + 2] = _mm512_unpacklo_pd(ab2, cd2), turned[4 * q + 3] = _mm512_unpackhi_pd(ab2, cd2);
+    }
+    for (int i = 0; i < TILE_SIDE; ++i) _mm512_storeu_ps(tile + i * TILE_SIDE, _mm512_castpd_ps(turned[i]));
+}
+
+#endif
+
 VLLM_VARIANT_END
 
 #endif

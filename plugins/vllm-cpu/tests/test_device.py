@@ -57,7 +57,7 @@ def test_statistics_are_bounded_by_what_the_probe_found(device) -> None:
 
 
 def test_what_is_not_claimed_is_refused_by_name(device) -> None:
-    for call in (lambda: device.capture(lambda: None), lambda: device.restore("kv")):
+    for call in (lambda: device.copy_to_peer(torch.zeros(1), device), lambda: device.restore("kv")):
         with pytest.raises(UnsupportedError):
             call()
     event = device.event()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,33 +15,6 @@ from vllm_cpu.backends import native as offers
 
 ROOT = Path(__file__).parents[3]
 HEADER = ROOT / "core" / "include"
-GUIDE = ROOT / "docs" / "native-kernels.md"
-
-
-@pytest.fixture
-def build(tmp_path):
-    """Compile C source against the header; returns the library's path."""
-    if not shutil.which("gcc") or not HEADER.is_dir():
-        pytest.skip("needs gcc and core's header")
-
-    def run(source: str, *definitions: str) -> str:
-        (tmp_path / "ops.c").write_text(source)
-        path = tmp_path / "libtiny.so"
-        flags = ["-std=c11", "-shared", "-fPIC", f"-I{HEADER}", *definitions]
-        subprocess.run(["gcc", *flags, str(tmp_path / "ops.c"), "-o", str(path), "-lm"], check=True)
-        return str(path)
-
-    return run
-
-
-@pytest.fixture
-def source() -> str:
-    """The example that the documentation gives."""
-    if not GUIDE.is_file():
-        pytest.skip("needs the documentation of the repository")
-    found = re.search(r"```c\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    return found[1]
 
 
 def test_the_example_of_the_documentation_is_loaded_and_offers_what_it_lists(build, source, monkeypatch) -> None:

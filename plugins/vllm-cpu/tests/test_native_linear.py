@@ -83,17 +83,18 @@ def test_inputs_and_outputs_of_each_dtype_with_strides_and_bias(dtype, name, row
     assert (kept[:, 40:] == 7).all()
 
 
+@pytest.mark.parametrize("rows", [100, 140])
 @pytest.mark.parametrize(("n", "k"), [(33, 77), (64, 96)])
-def test_many_rows_of_bfloat16_times_bfloat16(n, k) -> None:
-    """CPUs with instructions for it take tiles of 64 rows, then 16 at a time."""
-    weight, bias, x = weight_of("bfloat16", n, k), torch.randn(n), torch.randn(100, k).bfloat16()
-    out = torch.empty(100, n)
+def test_many_rows_of_bfloat16_times_bfloat16(n, k, rows) -> None:
+    """CPUs with instructions for it take 16 rows at a time, or 32; beyond 128 weights are turned instead of rows."""
+    weight, bias, x = weight_of("bfloat16", n, k), torch.randn(n), torch.randn(rows, k).bfloat16()
+    out = torch.empty(rows, n)
     ops.linear(out, x, ops.linear_pack(weight, bias, ["a"]))
     assert error_of(out - bias, x, weight) < 1e-5
 
 
 @pytest.mark.parametrize("name", [*SMALL, *LARGE])
-@pytest.mark.parametrize("rows", [5, 16, 33, 100])
+@pytest.mark.parametrize("rows", [5, 16, 33, 130])
 def test_rows_of_bfloat16_times_packed_weights(name, rows) -> None:
     """Exact, or, by the tiles of AMX, with weights in bfloat16 as a model in bfloat16 has them."""
     weight, x = weight_of(name, 37, 512), torch.randn(rows, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -103,7 +104,22 @@ def test_rows_of_bfloat16_times_packed_weights(name, rows) -> None:
     assert min(error_of(out, x, weight), error_of(out, x, in_bfloat16)) < 1e-5
 
 
-@pytest.mark.parametrize("rows", [9, 40])
+@pytest.mark.parametrize("name", ["bfloat16", "q4_1", "q8_0"])
+def test_products_of_bfloat16_do_not_depend_on_how_many_more_than_a_few_rows_there_are(name) -> None:
+    """Whichever factor is turned for tiles of AMX, and however many columns a task takes."""
+    packed = ops.linear_pack(weight_of(name, 200, 320), None, ["a"])
+    x = torch.randn(150, 320, generator=torch.Generator().manual_seed(1)).bfloat16()
+    first = None
+    for rows in (150, 128, 40, 7):
+        out, there = torch.full((rows, 200), torch.nan).bfloat16(), torch.ones(rows, 200).bfloat16()
+        ops.linear(out, x[:rows], packed)
+        ops.linear_add(there, torch.empty(rows, 200).bfloat16(), x[:rows], packed)
+        first = (out, there) if first is None else first
+        assert torch.equal(out, first[0][:rows]), rows
+        assert torch.equal(there, first[1][:rows]), rows
+
+
+@pytest.mark.parametrize("rows", [9, 40, 140])
 @pytest.mark.parametrize("half", [48, 40])
 @pytest.mark.parametrize("name", ["bfloat16", "q4_1"])
 def test_a_gate_between_products_of_bfloat16(rows, half, name) -> None:

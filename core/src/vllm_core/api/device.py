@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from vllm_core.api.manifest import DeviceFacts
 
@@ -99,6 +99,10 @@ class Device(ABC):
     """Whether work is queued, so that the host may run ahead."""
     stable_addresses: bool
     supports_graphs: bool
+    recorded_rows: int | None = None
+    """Of a device whose `capture` runs the work and notes its calls, as a host does: the most rows of a decode step that are
+    worth it, each number captured for itself, since a row of padding takes as long as any other. None: capturing runs nothing,
+    and steps are padded to a few numbers of rows."""
 
     @abstractmethod
     def allocate(self, pool: Pool, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -133,8 +137,15 @@ class Device(ABC):
         """Seed the device's own generator (weights of load format ``dummy``)."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Capture ``work`` for replay. Raises UnsupportedError unless `supports_graphs`."""
+        """Capture ``work`` for replay. Raises UnsupportedError unless `supports_graphs`, and for work that cannot be."""
         raise self._unsupported("graph capture", "supports_graphs")
+
+    def bind(self, op: Callable[..., Any], provider: str) -> Callable[..., Any]:
+        """What core calls for ``op`` of ``provider``, asked once for each call site: the default is the op itself.
+
+        A device whose graphs do not see all that an op does has here the place to note the op's call instead.
+        """
+        return op
 
     def rehearsal(self, providers: frozenset[str]) -> AbstractContextManager[object] | None:
         """A context in which ops run nothing, and after which what they would have launched is ready: compiled, all at once.

@@ -9,11 +9,14 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FunctionType, TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from vllm_core.api import OPS, ProviderKind, load_entry
 from vllm_core.engine.decompose import DECOMPOSITIONS
 from vllm_core.errors import EngineError
+
+Bind: TypeAlias = Callable[[Callable[..., Any], str], Callable[..., Any]]
+"""From an op and its provider to what is called: `Device.bind`."""
 
 
 class BindingLike(Protocol):
@@ -45,11 +48,11 @@ class BindingLike(Protocol):
 
 
 class BoundOps:
-    """The callables of one engine, by (op, role)."""
+    """The callables of one engine, by (op, role), as ``bind`` of its device has them."""
 
-    def __init__(self, bindings: Iterable[BindingLike]) -> None:
+    def __init__(self, bindings: Iterable[BindingLike], bind: Bind | None = None) -> None:
         self._bindings = {(b.op, b.role): b for b in bindings}
-        self._callables = _load_all(self._bindings)
+        self._callables = _load_all(self._bindings, bind)
 
     def get(self, op: str, role: str) -> Callable[..., Any]:
         """Return the callable of a call site; a fused op without a provider is put together from its parts.
@@ -92,7 +95,7 @@ class BoundOps:
         return found
 
 
-def _load_all(bindings: Mapping[tuple[str, str], BindingLike]) -> dict[tuple[str, str], Callable[..., Any]]:
+def _load_all(bindings: Mapping[tuple[str, str], BindingLike], bind: Bind | None) -> dict[tuple[str, str], Callable[..., Any]]:
     """Import the providers' callables. Raises ProviderFailedError.
 
     A traceback knows nothing but code, and one function may serve several call sites, or one wrapper several ops: from
@@ -105,6 +108,8 @@ def _load_all(bindings: Mapping[tuple[str, str], BindingLike]) -> dict[tuple[str
         try:
             function = load_entry(binding.entry)
             _check_arguments(function, binding.op)
+            if bind is not None:
+                function = bind(function, binding.provider)
         except Exception as error:
             raise ProviderFailedError.of(binding, error) from error
         traced = function if isinstance(function, FunctionType) else _with_code(function)

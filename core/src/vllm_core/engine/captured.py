@@ -2,7 +2,8 @@
 
 A step is captured when it is first asked for, so that start-up waits for none. Its input lies at a fixed address: the
 packed difference is copied so that its rows of `steps` begin at one offset whatever comes before them, which takes one
-copy for the update and the captured part alike. Padded rows belong to the padding slot.
+copy for the update and the captured part alike. Padded rows belong to the padding slot. Directly before the rows stands the
+header of the captured step, which is then a packed difference by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from vllm_core.api import BatchState, Device, Graph, StepInputs, StepKey
+from vllm_core.api import BatchState, Device, Graph, StepInputs, StepKey, UnsupportedError
 from vllm_core.api import batch as layout
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class CapturedStep:
     size: int
     graph: Graph
     inputs: StepInputs
+    header: npt.NDArray[np.int32]
 
     @property
     def has_eager_tail(self) -> bool:
@@ -56,7 +58,7 @@ class CapturedStep:
 
     def serves(self, header: Sequence[int]) -> bool:
         """Whether every row samples, and the update leaves room for the rows."""
-        lead = layout.HEADER_WORDS + header[layout.H_ADMITTED] * layout.ADMIT_WORDS + header[layout.H_TOKENS]
+        lead = 2 * layout.HEADER_WORDS + header[layout.H_ADMITTED] * layout.ADMIT_WORDS + header[layout.H_TOKENS]
         lead += 4 * header[layout.H_BLOCKS] + 5 * header[layout.H_EXTRA]
         return header[layout.H_NUM_SAMPLED] == header[layout.H_SCHEDULED] and lead <= LEAD_WORDS
 
@@ -73,7 +75,7 @@ class CapturedSteps:
         self.seconds = 0.0
         self._device, self._state, self._body = device, state, body
         self._sizes = sorted(sizes)
-        self._graphs: dict[tuple[int, int], tuple[Graph, StepInputs]] = {}
+        self._graphs: dict[tuple[int, int], tuple[Graph, StepInputs, npt.NDArray[np.int32]]] = {}
         self._given_up: set[tuple[int, int]] = set()
         words = LEAD_WORDS + 4 * self._sizes[-1]
         self._packed = device.allocate("state", (words,), torch.int32)
@@ -108,34 +110,39 @@ class CapturedSteps:
             found = self._capture(size, features)
         return None if found is None else CapturedStep(key, size, *found)
 
-    def _capture(self, size: int, features: int) -> tuple[Graph, StepInputs] | None:
-        """Run the step on padding rows, which compiles what is not compiled yet, then capture it."""
+    def _capture(self, size: int, features: int) -> tuple[Graph, StepInputs, npt.NDArray[np.int32]] | None:
+        """Run the step on padding rows, which compiles what is not compiled yet, then capture it.
+
+        A device that records runs it by that. Either way it runs once, also where nothing is captured any more: other workers
+        of the model may still capture, and run its collectives here.
+        """
         started = time.perf_counter()
         packed, header = self._padded(size)
-        # Also where nothing is captured any more: other workers of the model may still capture, and run its collectives here.
-        self._body(packed, header, features)
+        if self._device.recorded_rows is None or self.failure is not None:
+            self._body(packed, header, features)
         inputs: list[StepInputs] = []
         if self.failure is None:
             try:
                 graph = self._device.capture(lambda: inputs.append(self._body(packed, header, features)))
-            except RuntimeError as error:
+            except (RuntimeError, UnsupportedError) as error:
                 self.failure = f"{type(error).__name__}: {error}"
                 log.warning("steps without a graph run eagerly: capturing one of %d rows failed: %s", size, self.failure)
         if self.failure is not None:
             self._given_up.add((size, features))
             return None
-        self._graphs[size, features] = graph, inputs[-1]
+        made = self._graphs[size, features] = graph, inputs[-1], np.array(header, dtype=np.int32)
         self.seconds += time.perf_counter() - started
-        return graph, inputs[-1]
+        return made
 
     def _padded(self, size: int) -> tuple[torch.Tensor, list[int]]:
         """A step of padding rows, on the device, and its header."""
         packed = self._packed[LEAD_WORDS - layout.HEADER_WORDS : LEAD_WORDS + 4 * size]
-        packed[layout.HEADER_WORDS :].copy_(torch.from_numpy(self._padding[: 4 * size]))
         # The longest sequence and one more: a step in flight may overshoot the end.
         longest = self._state.tokens.shape[1]
         header = [layout.LAYOUT_VERSION, 0, 0, 0, 0, size, size, size, 1, longest]
-        return packed, header + [0] * (layout.HEADER_WORDS - len(header))
+        header += [0] * (layout.HEADER_WORDS - len(header))
+        packed.copy_(torch.from_numpy(np.concatenate((np.array(header, dtype=np.int32), self._padding[: 4 * size]))))
+        return packed, header
 
     def rehearse(self) -> None:
         """Run the body of every size, with what tails commonly have."""
@@ -149,9 +156,11 @@ class CapturedSteps:
         host, event = self._stages[turn]
         if self._used[turn]:
             event.wait()
-        begin, end = LEAD_WORDS - (len(packed) - 4 * rows), LEAD_WORDS + 4 * step.size
+        own, end, lead = LEAD_WORDS - layout.HEADER_WORDS, LEAD_WORDS + 4 * step.size, len(packed) - 4 * rows
+        begin = own - lead
         array = host.numpy()
-        array[begin : LEAD_WORDS + 4 * rows] = packed
+        array[begin:own], array[own:LEAD_WORDS] = packed[:lead], step.header
+        array[LEAD_WORDS : LEAD_WORDS + 4 * rows] = packed[lead:]
         array[LEAD_WORDS + 4 * rows : end] = self._padding[: end - LEAD_WORDS - 4 * rows]
         self._packed[begin:end].copy_(host[begin:end], non_blocking=True)
         event.record()

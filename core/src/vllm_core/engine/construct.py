@@ -333,11 +333,16 @@ def _scheduler_limits(design: DesignLike, budget: KVBudget) -> SchedulerLimits:
 
 
 def _graph_sizes(design: DesignLike, device: Device) -> tuple[int, ...]:
-    """Numbers of rows to capture: the platform's or the user's, up to the most sequences, which is always one."""
+    """Numbers of rows to capture: the platform's or the user's, up to the most sequences, which is always one.
+
+    Where the device records steps, and nobody named sizes: each number up to the most that it records.
+    """
     if not (design.plan.graphs and device.supports_graphs):
         return ()
-    most = design.config.scheduler.max_num_seqs
-    sizes = design.config.platform.graph_sizes or [1 << bit for bit in range(most.bit_length())]
+    most, sizes = design.config.scheduler.max_num_seqs, design.config.platform.graph_sizes
+    if sizes is None and device.recorded_rows is not None:
+        return tuple(range(1, min(most, device.recorded_rows) + 1))
+    sizes = sizes or [1 << bit for bit in range(most.bit_length())]
     return (*(size for size in sizes if size < most), most)
 
 

@@ -114,9 +114,14 @@ class _Rows:
         """Steps often have as many rows as the one before: then nothing is cut again."""
         self.count = count
         self.counts = np.ones(count, dtype=np.int32)
-        self.tokens, self.nonfinite = (tensor[:count] for tensor in self._whole)
+        self.tokens, self.nonfinite = self.first(count)
         tokens, nonfinite = (tensor[:count] for tensor in self._host)
         self.arrays = tokens.numpy(), nonfinite.numpy()
+
+    def first(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and flags of the first rows, on the device."""
+        tokens, nonfinite = self._whole
+        return tokens[:count], nonfinite[:count]
 
 
 def _split(raw: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -315,8 +320,7 @@ class ComposedProgram(StepProgram):
         inputs: StepInputs = self._build_step(self.state, packed, header)
         count = header[layout.H_NUM_SAMPLED]
         hidden = self._model.forward(inputs, self._kv)
-        rows = self._results[0]
-        rows.cut(count)
+        tokens, nonfinite = self._results[0].first(count)
         logits = self._all_logits[:count]
         self._model.logits(logits, hidden)
         if features == FORWARD:
@@ -324,8 +328,8 @@ class ComposedProgram(StepProgram):
         slots, lengths = inputs.sample_slots, inputs.sample_lengths
         if features & _ADJUST:
             self._adjust(logits, self.state, slots, lengths, features)
-        self._sample(rows.tokens, rows.nonfinite, logits, self.state, slots, lengths, features)
-        self._advance(self.state, inputs, rows.tokens)
+        self._sample(tokens, nonfinite, logits, self.state, slots, lengths, features)
+        self._advance(self.state, inputs, tokens)
         return inputs
 
     def _run_eagerly(self, key: StepKey, delta: StepDelta, header: list[int]) -> StepHandle:

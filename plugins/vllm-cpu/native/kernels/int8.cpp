@@ -1,7 +1,9 @@
-// Integer products of a few rows, each weight read once; gemm8.cpp has those of many. On CPUs without these instructions there are none, and `linear` stays exact.
+// Integer products of a few rows, each weight read once; gemm8.cpp has those of many. On CPUs without these instructions there
+// are none, and `linear` stays exact.
 #include "int8.h"
 
 #include "linear.h"
+#include "wide8.h"
 
 VLLM_VARIANT_BEGIN
 
@@ -107,6 +109,82 @@ void along8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, flo
         for (int64_t r = 0; r < 4 && n + r < n1; ++r) out[n + r - n0] = totals[r];
     }
 }
+
+#ifdef __AVX512VNNI__
+
+// The sum of a row's products as sixteen partial ones.
+template <class Wide>
+VLLM_INLINE __m512 wide_total(const WideSums &found) {
+    const __m512 all = _mm512_add_ps(found.sums[0], found.sums[1]);
+    if (Wide::OFFSET == 0.0f) return all;
+    return _mm512_fmadd_ps(_mm512_maskz_mov_ps(0xaaaa, found.offsets), _mm512_set1_ps(Wide::OFFSET), all);
+}
+
+// As along_row; what is left of four blocks at a time goes its way.
+template <class Format, class Wide>
+VLLM_INLINE __m512 wide_row(const uint8_t *p, const Inputs8 &in) {
+    WideSums found{{_mm512_setzero_ps(), _mm512_setzero_ps()}, _mm512_setzero_ps()};
+    const int64_t fours = in.k / 128;
+    for (int64_t i = 0; i < fours; ++i) wide_four<Wide>(p + i * 4 * Wide::BYTES, in.q + i * 128, in.facts + i * 8, found);
+    const __m512 all = wide_total<Wide>(found);
+    if (in.k == fours * 128) return all;
+    const Inputs8 rest{in.q + fours * 128, in.facts + fours * 8, in.k - fours * 128, 1};
+    return _mm512_add_ps(all, _mm512_zextps256_ps512(along_row<Format>(p + fours * 4 * Wide::BYTES, rest)));
+}
+
+template <class Wide>
+VLLM_INLINE __m512 wide_row_k(const uint8_t *p, const Inputs8 &in) {
+    WideSums found{{_mm512_setzero_ps(), _mm512_setzero_ps()}, _mm512_setzero_ps()};
+    for (int64_t i = 0; i < in.k / 256; ++i, p += Wide::BYTES) {
+        ask_ahead<Wide::BYTES>(p);
+        Wide::add(p, in.q + i * 256, in.facts + i * 16, found);
+    }
+    return wide_total<Wide>(found);
+}
+
+// As along8, with any of the two above.
+template <class Body>
+VLLM_INLINE void along_wide(const vllm_matrix &w, int64_t n0, int64_t n1, float *out, const Body &row) {
+    const uint8_t *p = static_cast<const uint8_t *>(w.data) + n0 * w.row_bytes;
+    for (int64_t n = n0; n < n1; n += 4) {
+        __m512 all[4];
+        for (int r = 0; r < 4; ++r, p += w.row_bytes) all[r] = n + r < n1 ? row(p) : _mm512_setzero_ps();
+        float totals[4];
+        vf_sum4(totals, all[0], all[1], all[2], all[3]);
+        for (int64_t r = 0; r < 4 && n + r < n1; ++r) out[n + r - n0] = totals[r];
+    }
+}
+
+// False: the format has no kernel for AVX-512.
+bool multiply_wide8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, float *out) {
+    switch (w.format) {
+        case VLLM_Q4_0:
+            along_wide(w, n0, n1, out, [&](const uint8_t *p) { return wide_row<Nibble32x8<4, false>, WideQ4_0>(p, in); });
+            return true;
+        case VLLM_Q4_1:
+            along_wide(w, n0, n1, out, [&](const uint8_t *p) { return wide_row<Nibble32x8<4, true>, WideQ4_1>(p, in); });
+            return true;
+        case VLLM_Q8_0:
+            along_wide(w, n0, n1, out, [&](const uint8_t *p) { return wide_row<Q8_0x8, WideQ8_0>(p, in); });
+            return true;
+        case VLLM_Q4_K:
+            along_wide(w, n0, n1, out, [&](const uint8_t *p) { return wide_row_k<WideK45<4>>(p, in); });
+            return true;
+        case VLLM_Q5_K:
+            along_wide(w, n0, n1, out, [&](const uint8_t *p) { return wide_row_k<WideK45<5>>(p, in); });
+            return true;
+        case VLLM_Q6_K:
+            along_wide(w, n0, n1, out, [&](const uint8_t *p) { return wide_row_k<WideQ6_K>(p, in); });
+            return true;
+        default: return false;
+    }
+}
+
+#else
+
+bool multiply_wide8(const vllm_matrix &, const Inputs8 &, int64_t, int64_t, float *) { return false; }
+
+#endif
 
 }  // namespace
 
@@ -217,6 +295,7 @@ bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64
             for (int64_t rest = 0; rest < part.rows; ++rest) {
                 Inputs8 one{part.q + rest * in.k, part.facts + rest * blocks * 2, in.k, 1};
                 float *to = out + (m + rest) * stride;
+                if (multiply_wide8(w, one, n0, n1, to)) continue;
                 if constexpr (Format::HEADS)
                     along8<Format>(w, one, n0, n1, to);
                 else

@@ -41,59 +41,93 @@ bool gates_in_pieces(const vllm_linear_call &call) {
     return call.num_parts == 2 && call.parts[0].n == half && call.parts[0].format == call.parts[1].format;
 }
 
-// Panels of a call shared out among the threads, each with its gate where they are `fused`, else of `width` columns;
-// multiply(one, to) makes one.
+// Most panels of a list.
+constexpr int64_t LIST = 16;
+
+// Panels of a call shared out among the threads in lists of `together` at most, each with its gate where they are `fused`, else
+// of `width` columns; multiply(list, count, to) makes one list.
 template <class Multiply>
-bool multiply_panels(const vllm_linear_call &call, int64_t rows, const Output &output, bool fused, int64_t width,
+bool multiply_panels(const vllm_linear_call &call, const Output &output, bool fused, int64_t width, int64_t together,
                      const Multiply &multiply) {
     const int64_t half = call.n / 2, count = panels_of(call, width) / (fused ? 2 : 1);
     const float *bias = static_cast<const float *>(call.bias);
     Output to = output;
     if (fused) to.bias = nullptr;
-    // A panel a task keeps the threads even; panels of few rows are over before the next is handed out.
-    const int64_t together = rows < 32 ? 2 : 1;
     std::atomic<bool> done{true};
     parallel((count + together - 1) / together, [&](int64_t task) {
+        Columns list[LIST];
+        int64_t size = 0;
         for (int64_t index = task * together; index < (task + 1) * together && index < count; ++index) {
-            Columns one = panel_at(call, index, width);
+            Columns &one = list[size++] = panel_at(call, index, width);
             if (fused) {
                 one.gated_n = half + one.column;
                 one.gated = part_at(call, one.gated_n);
                 one.activation = call.gate - 1;
                 if (bias) one.bias = bias + one.column, one.gated_bias = bias + half + one.column;
             }
-            if (!multiply(one, to)) done = false;
         }
+        if (!multiply(list, size, to)) done = false;
     });
     return done;
 }
 
-// The same, and the gate after all products where panels of the gate are none of what is gated.
-template <class Multiply>
-bool multiply_all(const vllm_linear_call &call, int64_t rows, const Output &output, int64_t width, const Multiply &multiply) {
-    if (call.gate && gates_in_pieces(call)) return multiply_panels(call, rows, output, true, PANEL_COLUMNS, multiply);
+// The same, and the gate after all products where panels of the gate are none of what is gated. together(count): of that many.
+template <class Together, class Multiply>
+bool multiply_all(const vllm_linear_call &call, int64_t rows, const Output &output, int64_t width, const Together &together,
+                  const Multiply &multiply) {
+    if (call.gate && gates_in_pieces(call))
+        return multiply_panels(call, output, true, PANEL_COLUMNS, together(panels_of(call, PANEL_COLUMNS) / 2), multiply);
     Output target = output;
     float *whole = call.gate ? wide_rows(call, rows, output, target) : nullptr;
-    if ((call.gate && !whole) || !multiply_panels(call, rows, target, false, width, multiply)) return false;
+    if (call.gate && !whole) return false;
+    if (!multiply_panels(call, target, false, width, together(panels_of(call, width)), multiply)) return false;
     if (call.gate) gate_rows(call, whole, rows, output);
     return true;
 }
 
-// Few rows: each weight is read once.
-void multiply_few8(const vllm_linear_call &call, const Inputs8 &in, const Output &output) {
+// A panel a task keeps the threads even; panels of few rows are over before the next is handed out.
+int64_t few_together(int64_t rows) { return rows < 32 ? 2 : 1; }
+
+// At most `most` panels a task, about as many tasks for every thread, three or more.
+int64_t even_together(int64_t count, int64_t most) {
+    if (most > LIST) most = LIST;
+    const int64_t share = (count + num_threads() - 1) / num_threads(), least = (share + most - 1) / most;
+    const int64_t turns = least > 3 ? least : 3;
+    return (share + turns - 1) / turns;
+}
+
+// Columns begin .. begin + count of all parts, for each row of x: out [rows, 64].
+void few_columns(const vllm_linear_call &call, const Inputs8 &in, int64_t begin, int64_t count, float *out) {
     int64_t first = 0;
-    for (int64_t p = 0; p < call.num_parts; ++p) {
+    for (int64_t p = 0; p < call.num_parts; first += call.parts[p++].n) {
         const vllm_matrix &w = call.parts[p];
-        parallel_ranges(w.n, 16, [&](int64_t begin, int64_t end) {
-            float products[VECTOR_ROWS * 64];
-            for (int64_t n0 = begin; n0 < end; n0 += 64) {
-                int64_t n1 = n0 + 64 < end ? n0 + 64 : end;
-                multiply_vector8(w, in, n0, n1, products, 64);
-                for (int64_t m = 0; m < in.rows; ++m) store(output, m, first + n0, products + m * 64, n1 - n0);
-            }
-        });
-        first += w.n;
+        const int64_t from = begin > first ? begin - first : 0, end = begin + count - first, to = end < w.n ? end : w.n;
+        if (from < to) multiply_vector8(w, in, from, to, out + (first + from - begin), 64);
     }
+}
+
+// Few rows: each weight is read once, all parts in one job, and where there is a gate a task has both halves of its columns.
+void multiply_few8(const vllm_linear_call &call, const Inputs8 &in, const Output &output) {
+    const int64_t columns = call.gate ? call.n / 2 : call.n;
+    parallel_ranges(columns, 16, [&](int64_t begin, int64_t end) {
+        float products[VECTOR_ROWS * 64], gates[VECTOR_ROWS * 64];
+        for (int64_t n0 = begin; n0 < end; n0 += 64) {
+            const int64_t count = n0 + 64 < end ? 64 : end - n0;
+            few_columns(call, in, call.gate ? columns + n0 : n0, count, products);
+            if (call.gate) few_columns(call, in, n0, count, gates);
+            for (int64_t m = 0; m < in.rows; ++m) {
+                float *row = products + m * 64, *gate = gates + m * 64;
+                if (!call.gate) {
+                    store(output, m, n0, row, count);
+                    continue;
+                }
+                for (int64_t i = 0; output.bias && i < count; ++i)
+                    gate[i] += output.bias[n0 + i], row[i] += output.bias[columns + n0 + i];
+                gate_row(call.gate - 1, gate, row, count, gate);
+                narrow(output.data + (m * output.stride + n0) * item_bytes(output.dtype), gate, output.dtype, count);
+            }
+        }
+    });
 }
 
 }  // namespace
@@ -116,11 +150,7 @@ bool multiply_int8(const vllm_linear_call &call, const char *x, int64_t x_stride
             plain_row(call, x + row * row_step, plain);
             quantise_row(plain, k, q + row * k, facts + row * blocks * 2);
         }
-        Output target = output;
-        float *whole = call.gate ? wide_rows(call, rows, output, target) : nullptr;
-        if (call.gate && !whole) return false;
-        multiply_few8(call, Inputs8{q, facts, k, rows}, target);
-        if (call.gate) gate_rows(call, whole, rows, output);
+        multiply_few8(call, Inputs8{q, facts, k, rows}, output);
         return true;
     }
     bool takes_wide = false;
@@ -158,8 +188,12 @@ bool multiply_int8(const vllm_linear_call &call, const char *x, int64_t x_stride
     });
     if (!done) return false;
     const Rows8 in{q, wide, facts, k, rows};
-    return multiply_all(call, rows, output, PANEL_COLUMNS,
-                        [&](const Columns &one, const Output &to) { return multiply_columns8(one, in, to); });
+    const auto together = [&](int64_t) { return few_together(rows); };
+    return multiply_all(call, rows, output, PANEL_COLUMNS, together, [&](const Columns *list, int64_t count, const Output &to) {
+        bool all = true;
+        for (int64_t i = 0; i < count; ++i) all = multiply_columns8(list[i], in, to) && all;
+        return all;
+    });
 }
 
 void gate_panel(const Columns &one, float *products, float *factors, int64_t rows) {
@@ -177,28 +211,52 @@ bool is_bfloat16(const vllm_linear_call &call) {
 }
 
 bool multiply_bfloat16(const vllm_linear_call &call, const char *x, int64_t x_stride, int64_t rows, const Output &output) {
-    const int64_t k = call.k, kp = (k + 31) / 32 * 32, filled = (rows + TILE_ROWS8 - 1) / TILE_ROWS8 * TILE_ROWS8;
-    uint16_t *made = static_cast<uint16_t *>(scratch(1, static_cast<size_t>(filled * kp) * 2));
+    constexpr int64_t SIDE = TILE_ROWS8;
+    const int64_t k = call.k, kp = (k + 31) / 32 * 32, groups = (rows + SIDE - 1) / SIDE;
+    uint16_t *made = static_cast<uint16_t *>(scratch(1, static_cast<size_t>(groups * SIDE * kp) * 2));
     if (!made) return false;
+    const bool tiles = takes_tiles16();
     std::atomic<bool> done{true};
-    parallel_ranges(rows, 8, [&](int64_t begin, int64_t end) {
-        float *plain = static_cast<float *>(scratch(5, static_cast<size_t>(k) * 4));
-        for (int64_t row = begin; plain && row < end; ++row) {
+    parallel_ranges(groups, 1, [&](int64_t begin, int64_t end) {
+        float *plain = static_cast<float *>(scratch(5, static_cast<size_t>(k) * 6));
+        uint16_t *normed = reinterpret_cast<uint16_t *>(plain + k);
+        for (int64_t row = begin * SIDE; plain && row < rows && row < end * SIDE; ++row) {
             const char *from = x + row * x_stride * 2;
             if (call.norm) {
                 plain_row(call, from, plain);
-                narrow(made + row * kp, plain, VLLM_BFLOAT16, k);
-            } else {
-                memcpy(made + row * kp, from, static_cast<size_t>(k) * 2);
+                narrow(normed, plain, VLLM_BFLOAT16, k);
+                from = reinterpret_cast<const char *>(normed);
             }
-            memset(made + row * kp + k, 0, static_cast<size_t>(kp - k) * 2);
+            // Pieces of 32 numbers, or the row in one.
+            uint16_t *to = tiles ? made + row / SIDE * SIDE * kp + row % SIDE * 32 : made + row * kp;
+            const int64_t piece = tiles ? 32 : kp;
+            for (int64_t i = 0; i < k; i += piece, to += SIDE * piece) {
+                const int64_t count = k - i < piece ? k - i : piece;
+                if (count == 32) {
+                    memcpy(to, from + i * 2, 64);
+                    continue;
+                }
+                memcpy(to, from + i * 2, static_cast<size_t>(count) * 2);
+                memset(to + count, 0, static_cast<size_t>(piece - count) * 2);
+            }
         }
         if (!plain) done = false;
+        if (plain && tiles && turns_x16(rows)) turn_tiles16(made + begin * SIDE * kp, (end - begin) * kp / 32);
     });
     if (!done) return false;
     const Inputs16 in{made, kp, rows};
-    return multiply_all(call, rows, output, 2 * PANEL_COLUMNS,
-                        [&](const Columns &one, const Output &to) { return multiply_columns16(one, in, to); });
+    if (tiles) {
+        const auto together = [&](int64_t count) { return even_together(count, pairs_together16(kp)); };
+        return multiply_all(call, rows, output, 2 * PANEL_COLUMNS, together, [&](const Columns *list, int64_t count, const Output &to) {
+            return multiply_tiles16(list, count, in, to);
+        });
+    }
+    const auto together = [&](int64_t) { return few_together(rows); };
+    return multiply_all(call, rows, output, PANEL_COLUMNS, together, [&](const Columns *list, int64_t count, const Output &to) {
+        bool all = true;
+        for (int64_t i = 0; i < count; ++i) all = multiply_columns16(list[i], in, to) && all;
+        return all;
+    });
 }
 
 VLLM_VARIANT_END

@@ -1,18 +1,27 @@
-"""The host as a `Device`: memory by pool, no queue, no graphs."""
+"""The host as a `Device`: memory by pool, no queue; graphs are recordings."""
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from vllm_core.api import POOLS, Communicator, Device, DeviceFacts, Eager, Event, MemoryBudgetError, MemoryStats, Pool
-from vllm_cpu import probe
+from vllm_core.api import POOLS, Communicator, Device, DeviceFacts, Eager, Event, Graph, MemoryBudgetError, MemoryStats, Pool
+from vllm_cpu import probe, recording
+from vllm_cpu.backends import generic, native_linear
+
+OWN = frozenset({generic.PROVIDER, generic.UNPADDED, native_linear.PROVIDER, native_linear.ROUNDING})
+"""Providers of this package."""
 
 MAPPED_BYTES = 1 << 20
 """From this size on memory comes from the kernel page by page as it is touched, zeroed and aligned to pages."""
+
+
+RECORDED_ROWS = 32
+"""Of steps with more rows what Python takes is a small part."""
 
 
 class _Done:
@@ -39,7 +48,8 @@ class CpuDevice(Device):
     eager = Eager("full")
     asynchronous = False
     stable_addresses = False
-    supports_graphs = False
+    supports_graphs = True
+    recorded_rows = RECORDED_ROWS
 
     def __init__(self, facts: DeviceFacts) -> None:
         self.facts = facts
@@ -106,6 +116,14 @@ class CpuDevice(Device):
     def event(self) -> Event:
         """Return an event that is always reached."""
         return _Done()
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Run ``work`` and note what it calls. Raises UnsupportedError where calling the same again would not do the same."""
+        return recording.record(work)
+
+    def bind(self, op: Callable[..., Any], provider: str) -> Callable[..., Any]:
+        """This package's ops note what they do themselves; of others' the whole call is noted."""
+        return op if provider in OWN else recording.recorded(op)
 
     def communicator(self, rank: int, world_size: int, rendezvous: str) -> Communicator:
         """Join a gloo group over the loopback interface."""

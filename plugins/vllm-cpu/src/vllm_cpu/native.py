@@ -10,7 +10,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,8 @@ from vllm_core.api import UnsupportedError
 ABI_VERSION = 3
 VARIABLE = "VLLM_CORE_OPS_PATH"
 LIBRARY = "libvllm_cpu_ops.so"
+REPLAY = "vllm_ops_replay"
+"""Not of the ABI: whoever lacks it has recorded calls made one by one."""
 ELF = re.compile(rb"\x7fELF.{14}(..)", re.DOTALL)
 """The machine that a file is for, as ELF headers name it."""
 
@@ -57,6 +59,12 @@ class CLinearCall(ctypes.Structure):
         ("x_dtype", ctypes.c_int32),
         ("out_dtype", ctypes.c_int32),
     ]
+
+
+class CRecordedCall(ctypes.Structure):
+    """A recorded call of native/replay.cpp."""
+
+    _fields_ = [("function", ctypes.c_void_p), ("arguments", ctypes.c_void_p), ("kind", ctypes.c_int64)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +160,25 @@ def _cause(path: Path, error: OSError) -> str:
             kinds = (int.from_bytes(one[1], sys.byteorder) for one in (theirs, ours))
             return "built for another machine: ELF machine {}, this is {}".format(*kinds)
     return str(error)
+
+
+@cache
+def replayer() -> Callable[..., int] | None:
+    """What makes recorded calls one after the other: of the loaded library, or of the package's where that has none.
+
+    Takes the address of an array of `CRecordedCall`, their number, and the address of an int32, the status of the call that
+    failed. Returns how many were made. None where neither library has it.
+    """
+    library = load().library
+    if library is None or not hasattr(library, REPLAY):
+        packed = packaged()
+        found = _load(packed) if packed.exists() else ""
+        library = None if isinstance(found, str) else found.library
+    if library is None or not hasattr(library, REPLAY):
+        return None
+    kinds = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p
+    function: Callable[..., int] = ctypes.CFUNCTYPE(*kinds)((REPLAY, library))
+    return function
 
 
 def set_threads(count: int) -> None:

@@ -50,7 +50,7 @@ CLAIMS: Mapping[str, Support] = MappingProxyType(
             cases=("float32, equal chunks",),
         ),
         "async_scheduling": Partial("steps run on the engine's own thread, so nothing overlaps", cases=("one step ahead",)),
-        "graphs": Unsupported("a host has no launches that a graph could save"),
+        "graphs": Full(),
         "sleep": Unsupported("weights already lie in host memory, there is nowhere to move them"),
         "quantization.weight_only": Partial(_NATIVE, cases=("GGUF formats", "int8_channel", "int4_group")),
         "quantization.fp8_activation": Unsupported("no CPU multiplies fp8; --activation int8 rounds inputs to eight bits"),

@@ -69,8 +69,54 @@ inline float imitated_reduce_max_ps(__m512 v) {
     return all.at[0];
 }
 
+inline __m512i imitated_cvtepu8_epi16(__m256i v) {
+    return joined(_mm256_cvtepu8_epi16(_mm256_castsi256_si128(v)), _mm256_cvtepu8_epi16(_mm256_extracti128_si256(v, 1)));
+}
+
+// To the nearest bfloat16, to the even one of two; NaN stays NaN.
+inline uint16_t imitated_rounded(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (x != x) return static_cast<uint16_t>(bits >> 16 | 64);
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline __m256i imitated_cvtneps_pbh(__m512 v) {
+    const Sixteen all = numbers_of(v);
+    uint16_t words[16];
+    for (int i = 0; i < 16; ++i) words[i] = imitated_rounded(all.at[i]);
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(words));
+}
+
+inline __m512i imitated_cvtne2ps_pbh(__m512 high, __m512 low) {
+    return joined(imitated_cvtneps_pbh(low), imitated_cvtneps_pbh(high));
+}
+
+inline __m512 imitated_dpbf16_ps(__m512 sums, __m512i a, __m512i b) {
+    Sixteen all = numbers_of(sums);
+    uint32_t x[16], y[16];
+    simde_mm512_storeu_si512(x, a);
+    simde_mm512_storeu_si512(y, b);
+    for (int i = 0; i < 16; ++i)
+        for (int half = 1; half >= 0; --half) {
+            const uint32_t left = half ? x[i] & 0xffff0000u : x[i] << 16, right = half ? y[i] & 0xffff0000u : y[i] << 16;
+            float p, q;
+            memcpy(&p, &left, 4);
+            memcpy(&q, &right, 4);
+            all.at[i] += p * q;
+        }
+    return simde_mm512_loadu_ps(all.at);
+}
+
 }  // namespace
 
+#define __m512bh __m512i
+#define __m256bh __m256i
+#define _mm512_cvtepu8_epi16 imitated_cvtepu8_epi16
+#define _mm512_cvtneps_pbh imitated_cvtneps_pbh
+#define _mm512_cvtne2ps_pbh imitated_cvtne2ps_pbh
+#undef _mm512_dpbf16_ps
+#define _mm512_dpbf16_ps imitated_dpbf16_ps
 #define _mm512_cvtepi32_ps imitated_cvtepi32_ps
 #define _mm512_cvtepi8_epi32 imitated_cvtepi8_epi32
 #define _mm512_cvtepu16_epi32 imitated_cvtepu16_epi32

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from vllm_cpu.ops.cache import KV
+from vllm_cpu.recording import recorded
 
 QUERY_TILE = 256
 """Queries computed at once: bounds the mask, and skips keys that lie after the tile."""
@@ -29,6 +30,7 @@ class Masks:
     sinks: Tensor | None = None
 
 
+@recorded
 def paged_attention(
     out: Tensor,
     q: Tensor,
@@ -122,6 +124,7 @@ def _scored(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, masks:
     return torch.matmul(weights, values.transpose(0, 1).unsqueeze(1)).permute(2, 0, 1, 3)
 
 
+@recorded
 def encoder_attention(
     out: Tensor, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, max_query_len: int, scale: float
 ) -> None:

@@ -6,6 +6,8 @@ Oracle: `vllm_core.ops.batch`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,15 @@ from torch import Tensor
 
 from vllm_core.api import BatchState, StepInputs
 from vllm_core.api import batch as layout
+from vllm_cpu import recording
 from vllm_cpu.ops.decode import FEW, DecodeStep
 from vllm_cpu.ops.state import Int32s, Views, views
+from vllm_cpu.recording import recorded
 
 _HEADER = layout.HEADER_WORDS
 
 
+@recorded
 def batch_update(state: BatchState, packed: Tensor, header: Sequence[int]) -> None:
     """Apply the packed difference."""
     admitted, known, blocks, extra = (header[i] for i in (layout.H_ADMITTED, layout.H_TOKENS, layout.H_BLOCKS, layout.H_EXTRA))
@@ -69,8 +74,25 @@ def _extras(view: Views, rows: Int32s) -> None:
     view.bad_words[bad[:, 1], bad[:, 2]] = bad[:, 3]
 
 
+def _refill(inputs: StepInputs, again: StepInputs) -> None:
+    """Write the tensors of a recorded step's inputs from those of the step built again."""
+    for target, source in zip(_tensors(inputs), _tensors(again), strict=True):
+        target.copy_(source)
+
+
+def _tensors(inputs: StepInputs) -> list[Tensor]:
+    values = [getattr(inputs, field.name) for field in fields(StepInputs)]
+    return [one for value in values for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, Tensor)]
+
+
+@partial(recorded, refill=_refill)
 def build_step(state: BatchState, packed: Tensor, header: Sequence[int]) -> StepInputs:
     """Gather the step's inputs; those of a pure decode step are valid until the next one is built."""
+    inputs = _build(state, packed, header)
+    return replace(inputs) if recording.now() is not None else inputs
+
+
+def _build(state: BatchState, packed: Tensor, header: Sequence[int]) -> StepInputs:
     words: Int32s = packed.numpy()
     view = views(state)
     num_rows, num_tokens = header[layout.H_SCHEDULED], header[layout.H_NUM_TOKENS]
@@ -133,6 +155,7 @@ def _slots(table: Int32s, size: int, slots: npt.NDArray[Any], positions: Int32s)
     return mapping
 
 
+@recorded
 def advance(state: BatchState, inputs: StepInputs, tokens: Tensor) -> None:
     """Count the rows' tokens as computed; append the sampled ones where they fit."""
     view = views(state)

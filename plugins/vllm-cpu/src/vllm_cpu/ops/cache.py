@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vllm_cpu.recording import recorded
+
 
 @dataclass(frozen=True, slots=True)
 class KV:
@@ -31,6 +33,7 @@ def kv_bind(memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, token
     return KV(blocks, blocks.flatten(0, 1), blocks.view(-1, num_kv_heads, head_size), tokens_per_block)
 
 
+@recorded
 def kv_write(kv: KV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
     """Store [T,Hk,D] at int64 [T] slots."""
     size = kv.tokens_per_block
@@ -39,16 +42,19 @@ def kv_write(kv: KV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
     kv.rows.index_copy_(0, at + size, v.to(kv.rows.dtype))
 
 
+@recorded
 def kv_copy(kv: KV, source: Tensor, target: Tensor) -> None:
     """Copy whole blocks."""
     kv.blocks.index_copy_(0, target, kv.blocks.index_select(0, source))
 
 
+@recorded
 def kv_export(out: Tensor, kv: KV, blocks: Tensor) -> None:
     """Write float32 [N,2,tokens_per_block,Hk,D]."""
     out.copy_(kv.blocks.index_select(0, blocks))
 
 
+@recorded
 def kv_import(kv: KV, blocks: Tensor, target: Tensor) -> None:
     """The inverse of `kv_export`."""
     kv.blocks.index_copy_(0, target, blocks.to(kv.blocks.dtype))

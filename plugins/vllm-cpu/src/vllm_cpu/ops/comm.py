@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 from torch import Tensor, distributed
 
+from vllm_cpu.recording import recorded
+
 TIMEOUT = timedelta(minutes=5)
 """How long a rank waits for another in one op: far longer than ranks of one step ever differ."""
 
@@ -37,12 +39,14 @@ class GlooCommunicator:
         _groups.pop(self.handle, None)
 
 
+@recorded
 def all_reduce(x: Tensor, group: int) -> None:
     """``x`` = sum over ranks; every element is summed by one of them, so that all have the same bits."""
     if group:
         _groups[group].allreduce([x]).wait()
 
 
+@recorded
 def all_gather(out: Tensor, x: Tensor, group: int) -> None:
     """``out[T,M]`` = the first M columns of the ranks' ``x[T,N]`` side by side."""
     if not group:
@@ -57,6 +61,7 @@ def all_gather(out: Tensor, x: Tensor, group: int) -> None:
         columns.copy_(part[:, : columns.shape[1]])
 
 
+@recorded
 def reduce_scatter(out: Tensor, x: Tensor, group: int) -> None:
     """``out`` = this rank's rows of the sum over ranks."""
     if not group:

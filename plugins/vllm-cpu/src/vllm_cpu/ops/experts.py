@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vllm_cpu.ops import linear
+from vllm_cpu.recording import recorded
 
 Rows: TypeAlias = Callable[[Tensor, Tensor, int], None]
 """Writes a group's outputs from its inputs with one expert's weight."""
@@ -29,6 +30,7 @@ class Experts:
     readers: tuple[str, ...]
 
 
+@recorded
 def moe_route(experts: Tensor, weights: Tensor, logits: Tensor, renormalize: bool) -> None:
     """The largest logits of each row int32 [T,K], largest first, of equal ones the lower index first, and their shares."""
     found = logits.sort(dim=-1, descending=True, stable=True)
@@ -47,6 +49,7 @@ def moe_pack(gate_up: Tensor, down: Tensor, num_experts: int, readers: Sequence[
     return Experts(each[0], each[1], tuple(readers))
 
 
+@recorded
 def moe(
     out: Tensor,
     wide: Tensor,

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vllm_cpu.native_kv import CKV, KV_DTYPES
-from vllm_cpu.ops.native_call import DTYPES, function, packer, refused
+from vllm_cpu.ops.native_call import DTYPES, function, packer
 
 _pack_write = packer("PPPPqqqq")
 _pack_blocks = packer("PPPPq")
@@ -46,30 +46,22 @@ def kv_bind(memory: Tensor, num_kv_heads: int, head_size: int, dtype: str, token
 def kv_write(kv: KV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
     """Store [T,Hk,D] at int64 [T] slots."""
     pointers = kv.address, k.data_ptr(), v.data_ptr(), slot_mapping.data_ptr()
-    status = _kv_write(_pack_write(0, *pointers, k.stride()[0], v.stride()[0], k.shape[0], DTYPES[k.dtype]))
-    if status:
-        raise refused("kv_write", status, k, v, slot_mapping)
+    _kv_write(_pack_write(0, *pointers, k.stride()[0], v.stride()[0], k.shape[0], DTYPES[k.dtype]), k, v, slot_mapping, kv)
 
 
 def kv_copy(kv: KV, source: Tensor, target: Tensor) -> None:
     """Copy whole blocks."""
-    status = _kv_copy(_pack_blocks(0, kv.address, 0, source.data_ptr(), target.data_ptr(), source.shape[0]))
-    if status:
-        raise refused("kv_copy", status, source, target)
+    _kv_copy(_pack_blocks(0, kv.address, 0, source.data_ptr(), target.data_ptr(), source.shape[0]), source, target, kv)
 
 
 def kv_export(out: Tensor, kv: KV, blocks: Tensor) -> None:
     """Write float32 [N,2,tokens_per_block,Hk,D]."""
-    status = _kv_export(_pack_blocks(0, kv.address, out.data_ptr(), blocks.data_ptr(), 0, blocks.shape[0]))
-    if status:
-        raise refused("kv_export", status, out, blocks)
+    _kv_export(_pack_blocks(0, kv.address, out.data_ptr(), blocks.data_ptr(), 0, blocks.shape[0]), out, blocks, kv)
 
 
 def kv_import(kv: KV, blocks: Tensor, target: Tensor) -> None:
     """The inverse of `kv_export`."""
-    status = _kv_import(_pack_blocks(0, kv.address, blocks.data_ptr(), 0, target.data_ptr(), target.shape[0]))
-    if status:
-        raise refused("kv_import", status, blocks, target)
+    _kv_import(_pack_blocks(0, kv.address, blocks.data_ptr(), 0, target.data_ptr(), target.shape[0]), blocks, target, kv)
 
 
 def rotary_embedding(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool) -> None:
@@ -77,9 +69,7 @@ def rotary_embedding(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, i
     tokens, q_heads, size = q.shape
     pointers = q.data_ptr(), k.data_ptr(), positions.data_ptr(), cos_sin.data_ptr()
     sizes = q.stride()[0], k.stride()[0], tokens, q_heads, k.shape[1], size, 2 * cos_sin.shape[2], int(interleaved)
-    status = _rotary_embedding(_pack_heads(0, *pointers, *sizes, DTYPES[q.dtype], 0, 0, 0, 0, 0, 0, 0.0))
-    if status:
-        raise refused("rotary_embedding", status, q, k, positions, cos_sin)
+    _rotary_embedding(_pack_heads(0, *pointers, *sizes, DTYPES[q.dtype], 0, 0, 0, 0, 0, 0, 0.0), q, k, positions, cos_sin)
 
 
 def qk_norm_rope_kv_write(
@@ -101,8 +91,7 @@ def qk_norm_rope_kv_write(
     if not _same(last, given):
         arguments = _heads(*given, kv)
         kv.write = (given, arguments)
-    if status := _qk_norm_rope_kv_write(arguments):
-        raise refused("qk_norm_rope_kv_write", status, q, k, v, slot_mapping)
+    _qk_norm_rope_kv_write(arguments, *given, kv)
 
 
 def _same(last: tuple[Any, ...], given: tuple[Any, ...]) -> bool:
@@ -190,8 +179,7 @@ def paged_attention(
             0 if sinks is None else sinks.data_ptr(),
         )
         kv.attention = (given, arguments)
-    if status := _paged_attention(arguments):
-        raise refused("paged_attention", status, out, q, query_start, seq_lens, block_table)
+    _paged_attention(arguments, *given, kv)
 
 
 def encoder_attention(
@@ -202,6 +190,4 @@ def encoder_attention(
     pointers = out.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), query_start.data_ptr()
     strides = heads * size, q.stride()[0], k.stride()[0], v.stride()[0]
     sizes = query_start.shape[0] - 1, heads, k.shape[1], size, DTYPES[q.dtype]
-    status = _encoder_attention(_pack_encoder(0, *pointers, *strides, *sizes, scale))
-    if status:
-        raise refused("encoder_attention", status, out, q, k, v, query_start)
+    _encoder_attention(_pack_encoder(0, *pointers, *strides, *sizes, scale), out, q, k, v, query_start)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from vllm_core.api import BatchState, StepInputs
 from vllm_core.api import batch as layout
-from vllm_cpu.ops.native_call import function, packer, refused
+from vllm_cpu import recording
+from vllm_cpu.ops.native_call import function, packer
 
 _pack_update, _pack_build, _pack_advance = packer("PPq"), packer("PPPq"), packer("PPPPPqq")
 _batch_update, _build_step, _advance = map(function, ("batch_update", "build_step", "advance"))
@@ -68,6 +69,15 @@ class NativeState:
         self.address = ctypes.addressof(self._struct)
 
     decode: Step | None
+
+    def step(self, rows: int, longest: int) -> Step:
+        """The inputs of a decode step of as many rows, kept while their number stays."""
+        step = self.decode
+        if step is None or step.rows != rows:
+            step = self.decode = Step(self, rows, rows, rows, longest)
+        elif step.longest != longest:
+            step.fit(longest)
+        return step
 
 
 class Step:
@@ -140,9 +150,8 @@ def batch_update(state: BatchState, packed: Tensor, header: Sequence[int]) -> No
     """Apply the packed difference."""
     if not (header[layout.H_ADMITTED] or header[layout.H_BLOCKS] or header[layout.H_EXTRA]):
         return
-    status = _batch_update(_pack_update(0, native_state(state).address, packed.data_ptr(), packed.shape[0]))
-    if status:
-        raise refused("batch_update", status, packed)
+    native = native_state(state)
+    _batch_update(_pack_update(0, native.address, packed.data_ptr(), packed.shape[0]), packed, native)
 
 
 def build_step(state: BatchState, packed: Tensor, header: Sequence[int]) -> StepInputs:
@@ -150,18 +159,16 @@ def build_step(state: BatchState, packed: Tensor, header: Sequence[int]) -> Step
     native = native_state(state)
     rows, tokens, sampled = header[layout.H_SCHEDULED], header[layout.H_NUM_TOKENS], header[layout.H_NUM_SAMPLED]
     longest = header[layout.H_MAX_SEQ]
-    if rows == tokens == sampled:
-        step = native.decode
-        if step is None or step.rows != rows:
-            step = native.decode = Step(native, rows, tokens, sampled, longest)
-        elif step.longest != longest:
-            step.fit(longest)
+    if recording.now() is not None:
+        # Its own for as long as it is replayed; sequences may have any length then.
+        step = Step(native, rows, tokens, sampled, longest)
+        step.inputs.max_query_len = header[layout.H_MAX_QUERY]
+    elif rows == tokens == sampled:
+        step = native.step(rows, longest)
     else:
         step = Step(native, rows, tokens, sampled, longest)
         step.inputs.max_query_len = header[layout.H_MAX_QUERY]
-    status = _build_step(_pack_build(0, native.address, packed.data_ptr(), step.address, packed.shape[0]))
-    if status:
-        raise refused("build_step", status, packed)
+    _build_step(_pack_build(0, native.address, packed.data_ptr(), step.address, packed.shape[0]), packed, native, step)
     return step.inputs
 
 
@@ -169,6 +176,6 @@ def advance(state: BatchState, inputs: StepInputs, tokens: Tensor) -> None:
     """Count the rows' tokens as computed; append the sampled ones where they fit."""
     pointers = inputs.slots.data_ptr(), inputs.seq_lens.data_ptr(), inputs.sample_slots.data_ptr(), tokens.data_ptr()
     sampled = min(tokens.shape[0], inputs.sample_slots.shape[0])
-    status = _advance(_pack_advance(0, native_state(state).address, *pointers, inputs.num_rows, sampled))
-    if status:
-        raise refused("advance", status, tokens)
+    native = native_state(state)
+    kept = tokens, inputs.slots, inputs.seq_lens, inputs.sample_slots, native
+    _advance(_pack_advance(0, native.address, *pointers, inputs.num_rows, sampled), *kept)

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vllm_core.api import UnsupportedError
+from vllm_cpu import recording
 from vllm_cpu.native import load
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -23,19 +26,32 @@ KINDS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 _STATUS = {1: "unsupported", 2: "arguments that contradict each other", 3: "failed"}
 
 
-def function(name: str) -> Callable[[bytes], int]:
-    """The library's ``vllm_<name>``, which takes the bytes of its struct and returns a status."""
+def function(name: str) -> Callable[..., None]:
+    """The library's ``vllm_<name>``, which takes the bytes of its struct and whatever owns the memory that these name.
+
+    Raises UnsupportedError for a status other than 0, where tensors among the owners tell with what.
+    """
     library = load().library
     assert library is not None, f"{name} was offered without a library"
     if not hasattr(library, f"vllm_{name}"):
         return _absent(name)
-    return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p)((f"vllm_{name}", library))
+    native = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p)((f"vllm_{name}", library))
+
+    def call(arguments: bytes, *owners: Any) -> None:
+        if status := native(arguments):
+            raise refused(name, status, owners)
+        if (recorder := recording.now()) is not None:
+            failed = partial(refused, name, owners=owners)
+            note = recording.NativeCall(name, recording.STRUCT, native, (arguments,), arguments, failed, owners)
+            recorder.add(note)
+
+    return call
 
 
-def _absent(name: str) -> Callable[[bytes], int]:
+def _absent(name: str) -> Callable[..., None]:
     """A library may have some ops of a module and not others; those are not offered."""
 
-    def call(arguments: bytes) -> int:
+    def call(arguments: bytes, *owners: Any) -> None:
         raise UnsupportedError(
             "Op is not in the native library",
             on=f"vllm_{name}",
@@ -52,8 +68,9 @@ def packer(layout: str) -> Callable[..., bytes]:
     return struct.Struct(f"P{layout}").pack
 
 
-def refused(name: str, status: int, *tensors: Tensor) -> UnsupportedError:
+def refused(name: str, status: int, owners: Sequence[Any]) -> UnsupportedError:
     """The error of a call that did not return 0."""
+    tensors = [one for one in owners if isinstance(one, Tensor)]
     return UnsupportedError(
         "Native op failed",
         on=f"vllm_{name}, {', '.join(f'{tensor.dtype} {tuple(tensor.shape)}' for tensor in tensors)}",

@@ -10,6 +10,7 @@ from torch import Tensor
 from vllm_core.api import QuantStack, QuantTensor, Weight
 from vllm_cpu.ops.experts import grouped
 from vllm_cpu.ops.native_linear import GATES, Packed, product
+from vllm_cpu.recording import recorded
 
 
 class Experts:
@@ -34,6 +35,7 @@ def moe_pack_int8(gate_up: Weight, down: Weight, num_experts: int, readers: Sequ
     return Experts(gate_up, down, num_experts, readers, activation=1)
 
 
+@recorded
 def moe(
     out: Tensor,
     wide: Tensor,

@@ -7,13 +7,16 @@ steps of one size come with the same tensors again and again.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from vllm_core.api import QuantStack, QuantTensor, UnsupportedError, Weight
+from vllm_cpu import recording
 from vllm_cpu.native import CLinearCall, CMatrix, load
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int32: 3, torch.int64: 4}
@@ -43,6 +46,8 @@ def _bound(name: str, *arguments: Any) -> Any:
 
 
 _linear = _bound("vllm_linear", _P, _P, _I64, _P, _I64, _I64, _P)
+_pack_linear, _pack_embedding = struct.Struct("PPqPqqP").pack, struct.Struct("PqiPiqPqdP").pack
+"""The arguments of `_linear` and `_embedding` as a recording has them: those of native/replay.cpp."""
 _embedding = _bound("vllm_embedding", _P, _I64, _I32, _P, _I32, _I64, _P, _I64, ctypes.c_double, _P)
 
 
@@ -149,8 +154,7 @@ def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
     last_out, last_x, _, kind, numbers = weight.last
     if out is not last_out or x is not last_x or kind is not None:
         numbers = _keep(weight, out, x, None, None, weight.call(x.dtype, out.dtype))
-    if status := _linear(*numbers):
-        raise _refused("vllm_linear", status, x)
+    _run(numbers, out, x, weight)
 
 
 def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed) -> None:
@@ -158,8 +162,7 @@ def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed) -> No
     last_out, last_x, _, kind, numbers = weight.last
     if residual is not last_out or x is not last_x or kind is not _ADD:
         numbers = _keep(weight, residual, x, None, _ADD, weight.call(x.dtype, residual.dtype, add=True))
-    if status := _linear(*numbers):
-        raise _refused("vllm_linear", status, x)
+    _run(numbers, residual, x, weight)
 
 
 def rms_norm_linear(out: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: float, weight: Packed) -> None:
@@ -167,8 +170,7 @@ def rms_norm_linear(out: Tensor, normed: Tensor, x: Tensor, norm: Tensor, eps: f
     last_out, last_x, last_norm, kind, numbers = weight.last
     if out is not last_out or x is not last_x or norm is not last_norm or kind != eps:
         numbers = _keep(weight, out, x, norm, eps, weight.normed(x.dtype, out.dtype, norm, eps))
-    if status := _linear(*numbers):
-        raise _refused("vllm_linear", status, x)
+    _run(numbers, out, x, weight, norm)
 
 
 def rms_norm_gated_linear(
@@ -179,15 +181,22 @@ def rms_norm_gated_linear(
     if out is not last_out or x is not last_x or norm is not last_norm or last_kind != (eps, kind):
         call = weight.normed(x.dtype, out.dtype, norm, eps, GATES[kind])
         numbers = _keep(weight, out, x, norm, (eps, kind), call)
-    if status := _linear(*numbers):
-        raise _refused("vllm_linear", status, x)
+    _run(numbers, out, x, weight, norm)
 
 
 def product(out: Tensor, x: Tensor, weight: Packed, gate: int = 0) -> None:
     """``out = x @ weight.T``, gated by one of `GATES`, of tensors that no later call brings again: nothing is kept."""
     call = weight.call(x.dtype, out.dtype, gate=gate)
-    if status := _linear(call, out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), x.shape[0], None):
-        raise _refused("vllm_linear", status, x)
+    _run((call, out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), x.shape[0], None), out, x, weight)
+
+
+def _run(numbers: tuple[int | None, ...], out: Tensor, x: Tensor, *kept: Any) -> None:
+    if status := _linear(*numbers):
+        raise _refused("vllm_linear", x, status)
+    if (recorder := recording.now()) is not None:
+        packed, failed = _pack_linear(*numbers[:-1], 0), partial(_refused, "vllm_linear", x)
+        note = recording.NativeCall("linear", recording.LINEAR, _linear, numbers, packed, failed, (out, x, *kept))
+        recorder.add(note)
 
 
 _ADD = object()
@@ -217,11 +226,14 @@ def embedding_shard(out: Tensor, ids: Tensor, weight: Weight, first: int, scale:
         assert not isinstance(weight, QuantStack), "tables are not stacked"
         known = _tables[data.data_ptr()] = (weight, matrix_of(weight))
     table = ctypes.addressof(known[1])
-    status = _embedding(
-        out.data_ptr(), out.stride(0), DTYPES[out.dtype], ids.data_ptr(), DTYPES[ids.dtype], len(ids), table, first, scale, None
-    )
-    if status:
-        raise _refused("vllm_embedding", status, out)
+    rows = out.data_ptr(), out.stride(0), DTYPES[out.dtype], ids.data_ptr(), DTYPES[ids.dtype], len(ids)
+    if status := _embedding(*rows, table, first, scale, None):
+        raise _refused("vllm_embedding", out, status)
+    if (recorder := recording.now()) is not None:
+        packed, failed = _pack_embedding(*rows, table, first, scale, 0), partial(_refused, "vllm_embedding", out)
+        arguments, kept = (*rows, table, first, scale, None), (out, ids, *known)
+        note = recording.NativeCall("embedding", recording.EMBEDDING, _embedding, arguments, packed, failed, kept)
+        recorder.add(note)
 
 
 def _usable(weight: Tensor | QuantTensor) -> Tensor | QuantTensor:
@@ -242,7 +254,7 @@ def _usable(weight: Tensor | QuantTensor) -> Tensor | QuantTensor:
     return QuantTensor(weight.format, weight.shape, weight.data.contiguous(), scale, zero)
 
 
-def _refused(name: str, status: int, x: Tensor) -> UnsupportedError:
+def _refused(name: str, x: Tensor, status: int) -> UnsupportedError:
     return UnsupportedError(
         "Native op failed",
         on=f"{name}, {x.dtype} {tuple(x.shape)}",

@@ -9,11 +9,13 @@ from torch import Tensor
 from vllm_core.api import BatchState
 from vllm_core.api import batch as layout
 from vllm_cpu.ops.state import Int32s, Views, views
+from vllm_cpu.recording import recorded
 
 Row = npt.NDArray[np.float32]
 _ALL = layout.F_PENALTIES | layout.F_BIAS | layout.F_MIN_LEN | layout.F_BAD_WORDS
 
 
+@recorded
 def logit_adjust(logits: Tensor, state: BatchState, slots: Tensor, lengths: Tensor, features: int) -> None:
     """Change float32 logits [R,V] in place, each row by its own parameters."""
     view, rows = views(state), logits.numpy()

@@ -17,12 +17,14 @@ from vllm_core.api import batch as layout
 from vllm_cpu.ops.decode import FEW
 from vllm_cpu.ops.philox import uniform
 from vllm_cpu.ops.state import Views, views
+from vllm_cpu.recording import recorded
 
 _FIRST_CANDIDATES = 256
 _MORE = 16
 """Most likely tokens looked at for top_p, and the factor by which to look at more where they do not reach it."""
 
 
+@recorded
 def sample(
     tokens: Tensor, nonfinite: Tensor, logits: Tensor, state: BatchState, slots: Tensor, lengths: Tensor, features: int
 ) -> None:
