@@ -225,10 +225,6 @@ static void store_matrices(u32 address, const u32 (&word)[4]) {
     for (int i = 0; i < 4; ++i) std::memcpy(at(warp[i * 8 + lane / 4] + lane % 4 * 4), word + i, 4);
     meet_warp();
 }
-static void store_to_cluster(u32 address, const float* value) {
-    std::memcpy(at(address), value, 16);
-    maybe_yield();
-}
 static void add_from_shared(float* sum, u32 address) {
     float value[4];
     std::memcpy(value, at(address), 16);
@@ -262,10 +258,6 @@ static void wait_for_groups_of_products() {
     for (auto& groups = current->products; (int)groups.size() > LEFT + 1; groups.pop_front())
         for (const Product& product : groups.front()) compute(product);
     meet_warp();
-}
-static void wait_for_products() {
-    close_group_of_products();
-    wait_for_groups_of_products<0>();
 }
 static void work();
 static void enter() {

@@ -140,9 +140,9 @@ static void show_to_copies() {}
 static void wait_for_previous_kernel() {}
 static void let_next_kernel_start() {}
 template <int COUNT>
-static void more_registers() {}
+static void take_registers() {}
 template <int COUNT>
-static void fewer_registers() {}
+static void keep_registers() {}
 static void barrier_arrive(u32 barrier) {
     Barrier& found = barriers.at(barrier);
     ++progress, --found.pending, found.settle();
@@ -292,13 +292,15 @@ struct Arguments {
     const int *block_table, *query_start, *seq_lens;
     int num_rows, num_blocks, max_seq_len, table_stride, out_token, out_head;
     float scale;
+    int window;
+    const float* sinks;
 };
 static const Arguments* arguments;
 
 static void enter() {
     const Arguments& a = *arguments;
     extend(a.q, a.cache, a.out, a.block_table, a.query_start, a.seq_lens, a.num_rows, a.num_blocks, a.max_seq_len,
-           a.table_stride, a.out_token, a.out_head, a.scale);
+           a.table_stride, a.out_token, a.out_head, a.scale, a.window, a.sinks);
     ++progress;
     current->done = true;
 }
@@ -330,12 +332,12 @@ static bool finish_program() {
 // q [T, heads, D] of a wider row of numbers, out [T, heads, D], cache [blocks, 2, HK, TPB, D].
 extern "C" int run(const u16* q, int q_token, const u16* cache, int num_blocks, u16* out, const int* block_table,
                    int table_stride, const int* query_start, const int* seq_lens, int num_rows, int num_tokens,
-                   int max_seq_len, float scale, int shared_bytes, int programs, u32 seed) {
+                   int max_seq_len, float scale, int window, const float* sinks, int shared_bytes, int programs, u32 seed) {
     const int heads = HK * G;
     const TensorMap queries = {q, {D, heads, num_tokens}, {D, q_token}, {64, G, 64 / G}};
     const TensorMap blocks = {cache, {D, 2 * HK * TPB, num_blocks}, {D, 2 * HK * TPB * D}, {64, TPB < KEYS ? TPB : KEYS, 1}};
     Arguments given = {queries, blocks, out, block_table, query_start, seq_lens, num_rows, num_blocks, max_seq_len,
-                       table_stride, heads * D, D, scale};
+                       table_stride, heads * D, D, scale, window, sinks};
     arguments = &given;
     chance.seed(seed);
     late = seed % 2;

@@ -72,7 +72,7 @@ static void __syncwarp() { meet(mine().warps[threadIdx.x / 32], 32); }
 static void wait_for_previous_kernel() {}
 static void let_next_kernel_start() {}
 template <int COUNT>
-static void give_registers() {}
+static void keep_registers() {}
 template <int COUNT>
 static void take_registers() {}
 

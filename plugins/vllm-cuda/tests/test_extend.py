@@ -30,6 +30,10 @@ FORMS = {
     "seven heads a KV head, small blocks": Form(prompts.TILES[64][0], 64, 2, 7, 16, False, False),
     "a head a KV head": Form(prompts.TILES[64][0], 64, 12, 1, 64, False, True),
     "few tiles": Form(prompts.TILES[128][1], 128, 8, 7, 64, False, False),
+    "eight heads of 64": Form(prompts.TILES[64][0], 64, 8, 8, 64, False, False),
+    "gpt-oss": Form(prompts.TILES[64][0], 64, 8, 8, 64, False, False, window=True, sinks=True),
+    "gpt-oss, few tiles": Form(prompts.TILES[64][1], 64, 8, 8, 64, True, False, window=True, sinks=True),
+    "a window": Form(prompts.TILES[128][0], 128, 8, 4, 64, False, False, window=True),
 }
 
 compiles = pytest.mark.skipif(not nvrtc.installed(), reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
@@ -83,13 +87,24 @@ def on_hopper():
 
 
 def form_of(
-    dtype=torch.bfloat16, kv_dtype="bfloat16", heads=8, size=128, block=64, wide=None, rows=2, start=0, out_dtype=None
+    dtype=torch.bfloat16,
+    kv_dtype="bfloat16",
+    heads=8,
+    size=128,
+    block=64,
+    wide=None,
+    rows=2,
+    start=0,
+    out_dtype=None,
+    length=4096,
+    window=0,
+    sinks=None,
 ) -> Form | None:
     memory = torch.zeros(3, block_bytes_of(2, size, kv_dtype, block), dtype=torch.uint8)
     kv = kv_bind(memory, 2, size, kv_dtype, block)
     q = torch.zeros(64, wide or heads * size, dtype=dtype)[:, start : start + heads * size].unflatten(1, (heads, size))
     out = torch.zeros(64, heads, size, dtype=out_dtype or dtype)
-    return attention._form_of(out, q, kv, rows)
+    return attention._form_of(out, q, kv, rows, length, window, sinks)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -102,7 +117,21 @@ def test_prompts_in_16_bits_are_taken_for_every_head_and_block_size_of_its_offer
 
 @pytest.mark.parametrize(("tokens", "split"), [(64, True), (256, True), (257, False), (8192, False)])
 def test_steps_of_tiles_for_half_of_the_multiprocessors_halve_their_keys(tokens, split):
-    assert prompts.attended(tokens, 4, 8, 128, hopper.PROGRAMS).split is split
+    assert prompts.attended(tokens, 4096, 4, 8, 128, hopper.PROGRAMS).split is split
+
+
+@pytest.mark.parametrize(("size", "least"), prompts.LEAST_PAIRS.items())
+def test_steps_whose_tokens_see_few_keys_are_left_to_the_shared_kernels(on_hopper, size, least):
+    assert form_of(size=size, length=least // 64) is not None
+    assert form_of(size=size, length=least // 64 - 1) is None
+    assert form_of(size=size, window=least // 64 - 1) is None
+
+
+def test_windows_and_sinks_are_compiled_apart(on_hopper):
+    assert form_of() == replace(form_of(window=1000), window=False) == replace(form_of(sinks=torch.zeros(8)), sinks=False)
+    assert form_of(window=1000).window
+    assert form_of(sinks=torch.zeros(8)).sinks
+    assert form_of() is form_of(), "it is looked up in every launch"
 
 
 def test_single_queries_are_taken_along_where_no_other_kernel_follows(on_hopper):
@@ -154,7 +183,7 @@ def test_a_rehearsal_compiles_and_launches_nothing(tmp_path):
         with programs.rehearsal():
             bound = kv_bind(kv, 2, 64, "bfloat16", 64)
             other = replace(form, singles=False)
-            extend.launch(q, q, bound, counts, counts[1:], counts.view(1, 2), 6, 0.1, form, (other,), 132)
+            extend.launch(q, q, bound, counts, counts[1:], counts.view(1, 2), 6, 0.1, 0, None, form, (other,), 132)
         files = {file.read_bytes() for file in tmp_path.rglob("*.cubin")}
         assert files == {extend.program_of(one).binary() for one in (form, other)}
 
@@ -189,7 +218,7 @@ def test_whole_tiles_come_before_blocks_that_are_parts_of_one(make_facts):
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"features": frozenset({name})} for name in ("sliding_window", "soft_cap", "sinks")),
+        {"features": frozenset({"soft_cap"})},
         {"dtype": "float32", "kv_dtype": "float32"},
         *({"kv_dtype": name} for name in ("int8", "fp8", "float16")),
         {"head_size": 256},
@@ -202,7 +231,9 @@ def test_masks_codes_and_sizes_that_it_has_not_are_rejected(make_facts, changes)
         assert isinstance(one.judge(site(**changes), "sm_90"), Rejected)
 
 
+@pytest.mark.parametrize("features", [(), ("sliding_window",), ("sinks",), ("sliding_window", "sinks")], ids=str)
 @pytest.mark.parametrize("block", sorted(prompts.BLOCK_SIZES))
-def test_every_block_size_is_accepted_by_one_offer(make_facts, block):
-    verdicts = [one.judge(site(tokens_per_block=block), "sm_90") for one in mine(make_facts)[0]]
+def test_every_block_size_is_accepted_by_one_offer_with_windows_and_sinks(make_facts, block, features):
+    asked = site(tokens_per_block=block, features=frozenset(features))
+    verdicts = [one.judge(asked, "sm_90") for one in mine(make_facts)[0]]
     assert sum(isinstance(one, Accepted) for one in verdicts) == int(nvrtc.installed())

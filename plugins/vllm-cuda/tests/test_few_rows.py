@@ -18,10 +18,8 @@ from vllm_cuda.backends import families, hopper
 from vllm_cuda.backends.offers import HOPPER_PROVIDER, _streamed, offers
 from vllm_cuda.tiles import ADD, GATED, PLAIN, Form, Tile
 
-MULTIPROCESSOR_BYTES, RESERVED_BYTES = 228 << 10, 1 << 10
-"""Shared memory of a multiprocessor, and what each program on it takes beyond its own (CUDA C++ Programming Guide)."""
-
-REGISTERS = 64 << 10
+REGISTERS_OF_A_QUARTER, QUARTERS = 16 << 10, 4
+"""Of a multiprocessor, whose warps are spread over its quarters (CUDA C++ Programming Guide)."""
 
 SHAPES = {
     "qkv": (6144, 4096, PLAIN),
@@ -34,6 +32,7 @@ SHAPES = {
     "small qkv": (4096, 1024, PLAIN),
     "small o": (1024, 2048, ADD),
     "small gate_up": (3072, 1024, GATED),
+    "small down": (1024, 3072, ADD),
 }
 """Rows of out, columns of x, and what is done with the product, of Qwen3 8B, of its halves for two ranks, and of Qwen3 0.6B."""
 
@@ -46,7 +45,7 @@ def form_of(name: str, count: int = 64) -> Form:
     rows, columns, epilogue = SHAPES[name]
     tile = hopper.streamed(count, rows, columns, epilogue == GATED, hopper.PROGRAMS)
     assert tile is not None, name
-    return Form(tile=tile, bands=-(-count // 64), epilogue=epilogue, kind=0, bias=False, wide_out=False)
+    return Form(tile=tile, epilogue=epilogue, kind=0, bias=False)
 
 
 def dump(binary: bytes, folder: Path, option: str) -> str:
@@ -62,13 +61,16 @@ def own_cache(tmp_path):
         yield tmp_path
 
 
-@pytest.mark.parametrize("name", LARGE)
-def test_the_measured_shapes_are_taken_for_2_to_64_rows(name):
-    assert form_of(name, 2).tile == form_of(name, 64).tile
+@pytest.mark.parametrize("name", SHAPES)
+def test_all_numbers_of_rows_at_which_it_was_faster_are_taken(name):
+    rows, columns, epilogue = SHAPES[name]
+    taken = [count for count in range(1025) if hopper.streamed(count, rows, columns, epilogue == GATED, hopper.PROGRAMS)]
+    most = 256 if name in ("o", "gate_up", "down", "half qkv", "half down") else 224
+    assert taken == list(range(2, most + 1))
 
 
-@pytest.mark.parametrize("shape", [(4096, 2048, False), (3072, 1024, True), (151936, 4096, False), (75968, 4096, False)])
-def test_shapes_at_which_it_was_not_faster_are_left_to_the_shared_kernel(shape):
+@pytest.mark.parametrize("shape", [(1024, 1024, False), (151936, 4096, False), (17408, 5120, True)])
+def test_shapes_that_it_was_not_measured_with_are_left_to_others(shape):
     assert hopper.streamed(64, *shape, hopper.PROGRAMS) is None
 
 
@@ -78,22 +80,11 @@ def test_one_row_is_left_to_the_kernel_for_one_row(name):
     assert hopper.streamed(1, rows, columns, epilogue == GATED, hopper.PROGRAMS) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "most"),
-    [("gate_up", 256), ("o", 192), ("qkv", 160), ("small gate_up", 256), ("small o", 128), ("small qkv", 128)],
-)
-def test_more_than_64_rows_are_taken_as_long_as_it_was_faster(name, most):
-    rows, columns, epilogue = SHAPES[name]
-    assert form_of(name, 65).bands == 2
-    assert form_of(name, most).bands == -(-most // 64)
-    assert hopper.streamed(most + 1, rows, columns, epilogue == GATED, hopper.PROGRAMS) is None
-
-
-def test_what_fits_cublas_tiles_of_160_rows_is_left_to_it():
-    taken = {count for count in range(65, 257) if hopper.streamed(count, 4096, 12288, False, hopper.PROGRAMS) is not None}
-    assert taken == {*range(65, 129), *range(161, 193)}
-    half = {count for count in range(65, 257) if hopper.streamed(count, 4096, 6144, False, hopper.PROGRAMS) is not None}
-    assert half == {*range(65, 129), *range(161, 257)}
+def test_so_many_rows_that_whole_groups_leave_programs_idle_have_tiles_with_fewer_rows():
+    tile = hopper.streamed(64, 5120, 17408, False, hopper.PROGRAMS)
+    assert tile is not None
+    assert (tile.rows, tile.groups, 5120 // tile.rows * tile.parts) == (80, 2, 128)
+    assert hopper.streamed(129, 5120, 17408, False, hopper.PROGRAMS) is None, "they cost the matrix units as much as others"
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 78, 114])
@@ -102,42 +93,33 @@ def test_chips_on_which_its_programs_were_not_one_wave_keep_the_shared_kernel(mu
 
 
 @given(st.integers(0, 300), st.integers(1, 40000), st.integers(1, 40000), st.booleans())
-@example(64, 11200, 12000, False)
-def test_every_tile_is_one_wave_of_whole_groups_within_the_chips_memory(count, rows, columns, gated):
+@example(256, 4096, 4096, False)
+@example(224, 6144, 4096, True)
+def test_every_tile_is_one_wave_of_whole_slices_within_the_chips_memory(count, rows, columns, gated):
     tile = hopper.streamed(count, rows, columns, gated, hopper.PROGRAMS)
     if tile is None:
         return
     halves = 2 if gated else 1
-    groups, rest = divmod(tile.rows, 8)
-    assert rest == 0
-    assert groups % (halves * tile.cluster) == 0
-    assert tile.rows <= 256
-    bands = max(1, -(-count // 64))
-    clusters = -(-rows * halves // tile.rows)
-    # A gate's tiles are half as large for four bands: two waves.
-    waves = 2 if bands == 4 and tile.cluster == 1 else 1
-    assert clusters <= waves * {1: hopper.PROGRAMS, **hopper.CLUSTERS}[tile.cluster]
-    form = Form(tile, bands, GATED if gated else PLAIN, 0, False, False)
-    assert form.shared_bytes <= families.HOPPER.shared_bytes
-    assert tile.stages >= hopper.LEAST_STAGES
+    assert tile.rows % 16 == 0
+    assert tile.tokens % (8 * tile.parts) == 0
+    assert count <= tile.tokens * 2
+    assert tile.tokens <= 256
+    clusters = -(-rows * halves // tile.rows) * -(-count // tile.tokens)
+    assert clusters <= hopper.CLUSTERS[tile.parts]
+    assert Form(tile, GATED if gated else PLAIN, 0, False).shared_bytes <= families.HOPPER.shared_bytes
+    assert tile.stages > tile.late
 
 
-def test_a_product_and_the_one_that_follows_it_share_a_multiprocessor_and_no_product_shares_one_with_itself():
-    wide = [form_of(name).shared_bytes + RESERVED_BYTES for name in ("qkv", "o", "gate_up")]
-    narrow = form_of("down").shared_bytes + RESERVED_BYTES
-    assert max(wide) + narrow + RESERVED_BYTES <= MULTIPROCESSOR_BYTES, "and there is room for a norm"
-    assert 2 * min(wide) > MULTIPROCESSOR_BYTES
-
-
-FORMS_OF_MORE = [
-    *(("gate_up", count) for count in (128, 192, 256)),
-    *((name, 128) for name in ("qkv", "down", "small qkv", "small o", "small gate_up")),
-    *(("o", count) for count in (128, 192)),
+FORMS = [
+    *((name, 64) for name in SHAPES),
+    *((name, count) for name in ("qkv", "o", "gate_up") for count in (16, 128, 192, 224)),
+    *((name, 256) for name in ("o", "gate_up")),
+    *(("small o", 224), ("small gate_up", 224), ("half gate_up", 224)),
 ]
 
 
 @compiles
-@pytest.mark.parametrize(("name", "count"), [*((name, 64) for name in LARGE), *FORMS_OF_MORE])
+@pytest.mark.parametrize(("name", "count"), FORMS)
 def test_it_compiles_to_matrix_instructions_without_spills(name, count, tmp_path):
     form = form_of(name, count)
     binary = few_rows.program_of(form).binary()
@@ -145,18 +127,28 @@ def test_it_compiles_to_matrix_instructions_without_spills(name, count, tmp_path
     assert found is not None
     registers, stack, _ = map(int, found.groups())
     assert stack == 0
-    # That of a narrow product has room beside it, and both have it beside a norm of 16 warps.
-    assert registers * form.threads <= REGISTERS // (1 if form.bands > 1 else 2)
+    warps = -(-form.threads // 32 // QUARTERS)
+    assert registers * 32 * warps <= REGISTERS_OF_A_QUARTER
     instructions = dump(binary, tmp_path, "--dump-sass")
-    assert f"HGMMA.64x{form.tile.rows}x16.F32.BF16" in instructions
-    assert all(word in instructions for word in ("UTMALDG.2D", "PREEXIT", "ACQBULK"))
+    assert f"HGMMA.64x{form.tile.tokens // form.tile.products}x16.F32.BF16" in instructions
+    assert all(word in instructions for word in ("UTMALDG", "PREEXIT", "ACQBULK"))
+    assert ("USETMAXREG" in instructions) is form.tile.trade
 
 
 @compiles
-@pytest.mark.parametrize(("epilogue", "kind", "wide_out"), [*((GATED, kind, False) for kind in range(4)), (PLAIN, 0, True)])
-def test_each_activation_a_bias_and_a_float32_out_compile(epilogue, kind, wide_out):
-    form = Form(form_of("half gate_up").tile, 1, epilogue, kind, True, wide_out)
-    assert few_rows.program_of(form).binary()
+@pytest.mark.parametrize("kind", range(4))
+def test_each_activation_and_a_bias_compile(kind):
+    assert few_rows.program_of(Form(form_of("half gate_up").tile, GATED, kind, True)).binary()
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("tile", "reason"),
+    [(Tile(64, 24, 2, 4, True), "a slice is of whole groups"), (Tile(64, 32, 2, 1, True), "a stage is held while")],
+)
+def test_tiles_that_cannot_work_do_not_compile(tile, reason):
+    with pytest.raises(nvrtc.CompileError, match=reason):
+        few_rows.program_of(Form(tile, PLAIN, 0, False)).binary()
 
 
 @compiles
@@ -182,7 +174,7 @@ def test_a_rehearsal_compiles_and_launches_nothing(own_cache):
 def test_a_rehearsal_survives_what_cannot_be_compiled(own_cache, caplog):
     caplog.set_level("INFO")
     weight, x = torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(1, 64, dtype=torch.bfloat16)
-    uneven = Form(Tile(rows=20, cluster=1, stages=2, x_stages=2), 1, PLAIN, 0, False, False)
+    uneven = Form(Tile(64, 24, 2, 4, True), PLAIN, 0, False)
     with programs.rehearsal():
         few_rows.launch(x, x, weight, None, uneven, hopper.PROGRAMS)
     assert "not compiled ahead" in caplog.text

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 PROFILE = " MIG "
@@ -110,14 +111,22 @@ class Driver:
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function of the driver. Raises DriverError with its name for the status."""
-        function = getattr(self._library, name, None)
-        if function is None:
-            raise DriverError(f"{name} is missing in the driver")
-        status = function(*arguments)
+        status = self.function(name)(*arguments)
         if status:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorName(status, ctypes.byref(text))
-            raise DriverError(f"{name}: {(text.value or b'unknown error').decode()} ({status})")
+            raise self.error(name, status)
+
+    def function(self, name: str) -> Callable[..., int]:
+        """A function of the driver, which returns a status. Raises DriverError where it has none of this name."""
+        found: Callable[..., int] | None = getattr(self._library, name, None)
+        if found is None:
+            raise DriverError(f"{name} is missing in the driver")
+        return found
+
+    def error(self, name: str, status: int) -> DriverError:
+        """What a function's status means."""
+        text = ctypes.c_char_p()
+        self._library.cuGetErrorName(status, ctypes.byref(text))
+        return DriverError(f"{name}: {(text.value or b'unknown error').decode()} ({status})")
 
 
 def nvml_version(library: str = "libnvidia-ml.so.1") -> str:

@@ -6,11 +6,10 @@ import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 
 from vllm_cuda.extend_tiles import Form
-from vllm_cuda.launch import TensorMap, box_map
+from vllm_cuda.launch import TensorMap, box_map, stream_of
 from vllm_cuda.programs import Program, defined, kernel_of
 from vllm_triton.ops.cache import KV
 
@@ -34,6 +33,8 @@ def program_of(form: Form) -> Program:
         TURNS=tile.turns,
         SPLIT=tile.split,
         SINGLES=form.singles,
+        WINDOW=form.window,
+        SINKS=form.sinks,
         HALF=form.half,
         CONSUMER=consumer,
         PRODUCER=producer,
@@ -100,14 +101,16 @@ def launch(
     block_table: Tensor,
     max_seq_len: int,
     scale: float,
+    window: int,
+    sinks: Tensor | None,
     form: Form,
     others: Sequence[Form],
     multiprocessors: int,
 ) -> None:
     """Queue it on the current stream: q and out [T,Hq,D], rows of several queries; other rows of out stay as they are.
 
-    Elements of q, of out and of the cache begin at multiples of 16 bytes, and so do their tokens, heads and blocks. ``others``
-    are forms that steps of other sizes take: a rehearsal has them compiled, too.
+    Elements of q, of out and of the cache begin at multiples of 16 bytes, and so do their tokens, heads and blocks; sinks are
+    float32 [Hq]. ``others`` are forms that steps of other sizes take: a rehearsal has them compiled, too.
     """
     kernel = kernel_of(program_of(form), q.get_device())
     if kernel is None:
@@ -120,7 +123,7 @@ def launch(
         min(tiles * form.kv_heads, multiprocessors),
         form.threads,
         1,
-        torch.cuda.current_stream(q.device).cuda_stream,
+        stream_of(q.get_device()),
         _queries_map(q.data_ptr(), tokens, heads, *q.stride()[:2], form),
         _cache_map(kv.blocks.data_ptr(), kv.blocks.shape[0], kv.block_stride, form),
         *(ctypes.c_void_p(one.data_ptr()) for one in (out, block_table, query_start, seq_lens)),
@@ -130,6 +133,8 @@ def launch(
         ctypes.c_int(block_table.stride(0)),
         *(ctypes.c_int(size) for size in out.stride()[:2]),
         ctypes.c_float(scale * LOG2E),
+        ctypes.c_int(window),
+        ctypes.c_void_p(None if sinks is None else sinks.data_ptr()),
     )
 
 

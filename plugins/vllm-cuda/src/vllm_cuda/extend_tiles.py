@@ -32,7 +32,7 @@ class Tile:
 @dataclass(frozen=True, slots=True)
 class Form:
     """What is compiled apart: a tile, the head's size, KV heads and those of queries that share one, tokens of a block,
-    whether rows of one query are taken, float16 instead of bfloat16."""
+    whether rows of one query are taken, float16 instead of bfloat16; a sliding window, sinks."""
 
     tile: Tile
     head_size: int
@@ -41,6 +41,8 @@ class Form:
     tokens_per_block: int
     singles: bool
     half: bool
+    window: bool = False
+    sinks: bool = False
 
     @property
     def threads(self) -> int:

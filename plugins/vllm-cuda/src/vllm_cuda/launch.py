@@ -6,8 +6,11 @@ CUDA driver API, "Module Management", "Execution Control" and "Tensor Map Object
 from __future__ import annotations
 
 import ctypes
+import struct
 from functools import cache
 from typing import Any
+
+from triton import runtime
 
 from vllm_cuda.driver import Driver
 
@@ -41,6 +44,11 @@ class _Config(ctypes.Structure):
 @cache
 def _driver() -> Driver:
     return Driver()
+
+
+def stream_of(device: int) -> int:
+    """PyTorch's current stream there. An object for it, as `torch.cuda` makes one, takes longer than the launch."""
+    return int(runtime.driver.active.get_current_stream(device))
 
 
 def tensor_map(
@@ -84,6 +92,7 @@ def box_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box:
     return aligned
 
 
+@cache
 def _attributes(cluster: int) -> Any:
     attributes = (_Attribute * 2)()
     attributes[0].id, attributes[0].value[0] = _PROGRAMMATIC_STREAM_SERIALIZATION, 1
@@ -102,7 +111,8 @@ class Kernel:
         # Else the driver sets aside what one program needs, and the next kernel's finds no room beside it.
         driver.call("cuFuncSetAttribute", function, ctypes.c_int(_SHARED_CARVEOUT), ctypes.c_int(_ALL))
         self._function, self._shared_bytes = function, shared_bytes
-        self._attributes: dict[int, Any] = {}
+        self._configs: dict[tuple[int, int, int, int, bool], _Config] = {}
+        self._launch = driver.function("cuLaunchKernelEx")
 
     def launch(
         self,
@@ -117,12 +127,17 @@ class Kernel:
 
         ``dependent``: they may start while the kernel before drains. Chips before sm_90 have neither this nor clusters.
         """
-        attributes: Any = ()
-        if dependent:
-            attributes = self._attributes.get(cluster)
-            if attributes is None:
-                attributes = self._attributes[cluster] = _attributes(cluster)
+        key = (programs, threads, cluster, stream, dependent)
+        config = self._configs.get(key)
+        if config is None:
+            config = self._configs[key] = self._config(*key)
+        # As bytes: a new array's type costs more than the launch.
+        addresses = struct.pack(f"{len(arguments)}P", *map(ctypes.addressof, arguments))
+        status = self._launch(ctypes.byref(config), self._function, addresses, None)
+        if status:
+            raise _driver().error("cuLaunchKernelEx", status)
+
+    def _config(self, programs: int, threads: int, cluster: int, stream: int, dependent: bool) -> _Config:
+        attributes = _attributes(cluster) if dependent else ()
         pointer = attributes or None
-        config = _Config((programs, 1, 1), (threads, 1, 1), self._shared_bytes, stream, pointer, len(attributes))
-        addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        _driver().call("cuLaunchKernelEx", ctypes.byref(config), self._function, addresses, None)
+        return _Config((programs, 1, 1), (threads, 1, 1), self._shared_bytes, stream, pointer, len(attributes))

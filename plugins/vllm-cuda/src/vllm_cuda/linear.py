@@ -95,13 +95,13 @@ def _launched(out: Tensor, x: Tensor, weight: Packed, epilogue: int, kind: str =
     if on.family != hopper.TUNING.family or x.dtype != packed.weight.dtype:
         return False
     shape, bias, chip = (*x.shape, packed.weight.shape[0], epilogue, kind), packed.bias is not None, on.multiprocessors
-    wide_out = out.dtype == torch.float32
-    if x.dtype == torch.bfloat16 and (out.dtype == x.dtype or (wide_out and epilogue == tiles.PLAIN)):
-        few = _few(*shape, bias, wide_out, chip)
-        if few is not None:
-            few_rows.launch(out, x, packed.weight, packed.bias, few, chip)
-            return True
-    many = _many(*shape, bias, x.dtype == torch.float16, chip) if out.dtype == x.dtype else None
+    if out.dtype != x.dtype:
+        return False
+    few = _few(*shape, bias, chip) if x.dtype == torch.bfloat16 else None
+    if few is not None:
+        few_rows.launch(out, x, packed.weight, packed.bias, few, chip)
+        return True
+    many = _many(*shape, bias, x.dtype == torch.float16, chip)
     if many is None:
         return False
     many_rows.launch(out, x, packed.weight, packed.bias, *many, chip)
@@ -109,18 +109,12 @@ def _launched(out: Tensor, x: Tensor, weight: Packed, epilogue: int, kind: str =
 
 
 @lru_cache(maxsize=4096)
-def _few(
-    count: int, columns: int, rows: int, epilogue: int, kind: str, bias: bool, wide_out: bool, multiprocessors: int
-) -> tiles.Form | None:
+def _few(count: int, columns: int, rows: int, epilogue: int, kind: str, bias: bool, multiprocessors: int) -> tiles.Form | None:
     """Form of the kernel of few rows for x [count, columns] and a weight of ``rows`` rows; None where it does not take them."""
     gated = epilogue == tiles.GATED
     rows //= 2 if gated else 1
     tile = hopper.streamed(count, rows, columns, gated, multiprocessors) if rows % 8 == 0 else None
-    if tile is None:
-        return None
-    return tiles.Form(
-        tile=tile, bands=-(-count // tiles.BAND), epilogue=epilogue, kind=kind_of(kind), bias=bias, wide_out=wide_out
-    )
+    return None if tile is None else tiles.Form(tile=tile, epilogue=epilogue, kind=kind_of(kind), bias=bias)
 
 
 @lru_cache(maxsize=4096)

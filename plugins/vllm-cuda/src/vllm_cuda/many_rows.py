@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 
-from vllm_cuda.launch import TensorMap, tensor_map
+from vllm_cuda.launch import TensorMap, stream_of, tensor_map
 from vllm_cuda.many_tiles import BOX_ROWS, CLUSTER, DEPTH, LEAD, LINES, THREADS, ManyForm, clusters_of
 from vllm_cuda.programs import Program, defined, kernel_of
 
@@ -66,7 +65,7 @@ def launch(
         CLUSTER * clusters_of(count, weight.shape[0], form.rows, multiprocessors),
         THREADS,
         CLUSTER,
-        torch.cuda.current_stream(x.device).cuda_stream,
+        stream_of(x.get_device()),
         _map_of(weight.data_ptr(), weight.shape[0], columns, form.rows // CLUSTER, form.half),
         _map_of(x.data_ptr(), count, columns, LINES, form.half),
         _map_of(out.data_ptr(), count, out.shape[1], BOX_ROWS, form.half),

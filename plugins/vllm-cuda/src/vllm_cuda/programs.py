@@ -23,9 +23,12 @@ COMPILERS = 8
 _rehearsed: list[tuple[ThreadPoolExecutor, dict[Program, Future[bytes]]]] = []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A function of some files of `kernels`, one after the other, after lines of its own; compiler options; shared memory."""
+    """A function of some files of `kernels`, one after the other, after lines of its own; compiler options; shared memory.
+
+    One object a form of a kernel: it is looked up in every launch, and to compare all of it takes longer.
+    """
 
     function: str
     files: tuple[str, ...]

@@ -7,49 +7,74 @@ from dataclasses import dataclass
 DEPTH = 64
 """Columns of K in a stage."""
 
-BAND = 64
-"""Rows of x that a group of four warps multiplies."""
+GROUP_ROWS = 64
+"""Rows of the weight that a group of four warps multiplies."""
+
+MOST_TOKENS = 256
+"""Rows of x in a tile."""
 
 PLAIN, ADD, GATED = 0, 1, 2
 
-_ITEM_BYTES, _BARRIER_BYTES = 2, 8
+_ITEM_BYTES, _SUM_BYTES, _BARRIER_BYTES = 2, 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows of the weight in a tile (of gate and up together), programs that split K, stages of weight and of x."""
+    """Rows of the weight (of gate and up together), rows of x, programs that split K, stages.
+    ``late``: a stage is held until the next one is multiplied."""
 
     rows: int
-    cluster: int
+    tokens: int
+    parts: int
     stages: int
-    x_stages: int
+    late: bool
+
+    @property
+    def groups(self) -> int:
+        """Of four warps."""
+        return -(-self.rows // GROUP_ROWS)
+
+    @property
+    def trade(self) -> bool:
+        """Whether sums take more registers than 14 warps can have."""
+        return self.groups == 3 and self.tokens > 128
+
+    @property
+    def products(self) -> int:
+        """Matrix instructions for all rows of x: the compiler grants one no more registers than all threads can have."""
+        return 2 if self.trade and self.tokens > 192 else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is compiled apart: a tile, bands of 64 rows of x, the epilogue, the activation of a gate, a bias, a float32 out."""
+    """What is compiled apart: a tile, the epilogue, the activation of a gate, a bias."""
 
     tile: Tile
-    bands: int
     epilogue: int
     kind: int
     bias: bool
-    wide_out: bool
 
     @property
     def threads(self) -> int:
-        """Those that multiply, and a warp that brings."""
-        return self.bands * 128 + 32
+        """Those that multiply, and two warps that bring, or four of which two do."""
+        return self.tile.groups * 128 + (128 if self.tile.trade else 64)
 
     @property
     def shared_bytes(self) -> int:
-        """Rings and their barriers."""
+        """The ring, what other programs give, and barriers."""
         tile = self.tile
-        rings = (tile.stages * tile.rows + tile.x_stages * self.bands * BAND) * DEPTH * _ITEM_BYTES
-        return rings + (tile.stages + 2 * tile.x_stages) * _BARRIER_BYTES
+        return tile.stages * stage_bytes(tile.rows, tile.tokens) + given_bytes(tile.rows, tile.tokens, tile.parts)
 
 
-def tile_within(shared_bytes: int, rows: int, cluster: int, bands: int, x_stages: int) -> Tile:
-    """The tile with as many stages of weight as fit beside those of x."""
-    left = shared_bytes // (DEPTH * _ITEM_BYTES) - x_stages * bands * BAND
-    return Tile(rows, cluster, max(1, left // rows), x_stages)
+def stage_bytes(rows: int, tokens: int) -> int:
+    """Of a stage of so many rows of the weight and of x, and its two barriers."""
+    return (_whole(rows) + tokens) * DEPTH * _ITEM_BYTES + 2 * _BARRIER_BYTES
+
+
+def given_bytes(rows: int, tokens: int, parts: int) -> int:
+    """Of the sums that one of so many programs gets from the others, and their barrier."""
+    return _whole(rows) * (tokens // parts) * (parts - 1) * _SUM_BYTES + _BARRIER_BYTES
+
+
+def _whole(rows: int) -> int:
+    return -(-rows // GROUP_ROWS) * GROUP_ROWS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_cuda.many_tiles import CLUSTER, DEPTH, LINES, ManyTile
-from vllm_cuda.tiles import BAND, Tile, tile_within
+from vllm_cuda.tiles import GROUP_ROWS, MOST_TOKENS, Tile, given_bytes, stage_bytes
 from vllm_triton.portable import split_of
 from vllm_triton.tuning import Decode, Extend, FewRows, Grouped, OneRow, Quantised, Tuning
 
@@ -50,80 +50,79 @@ def grouped(mean: int, rows: int, columns: int, gated: bool) -> Grouped:
 PROGRAMS = 132
 """Multiprocessors of the chip that `streamed` was measured on: its programs are one wave there."""
 
-CLUSTERS = {2: 66, 3: 39}
-"""Clusters of so many programs that run there at once, one program a multiprocessor."""
+CLUSTERS = {1: 132, 2: 66, 4: 16}
+"""Clusters of so many programs that run there at once, one program a multiprocessor; of 4 as many as were measured to."""
 
-WIDE_RINGS, NARROW_RINGS, WHOLE_RINGS = 128 << 10, 96 << 10, 210 << 10
-"""Bytes of shared memory of a program. A multiprocessor has room for a wide and a narrow one: a product that follows another
-at once is narrow, so that its weight is on the way while the other drains. It has none for two wide ones: the programs of a
-product never share one while another is idle. Beyond 64 rows x takes most of it, and a program all that there is."""
+SHARED_BYTES = 227 << 10
+"""Of a program: those of a product that follows another begin where one has ended. Two programs on a multiprocessor, with half
+of it each, were slower: the ones that come get uneven places."""
 
-X_STAGES = {1: 4, 2: 8, 3: 5, 4: 4}
-GATED_X_STAGES = {1: 4, 2: 6, 3: 4, 4: 4}
-SMALL_GATED_X_STAGES = 6
-"""Of x in a ring, by bands of 64 rows: x comes out of the L2 cache, too late where few stages are on the way."""
+MOST_STAGES, LEAST_STAGES = 16, 3
 
-LEAST_STAGES = 3
-"""Of the weight in a ring: with fewer there is nothing on its way while one is multiplied and one has just come."""
+LEAST_PROGRAMS, ENOUGH_PROGRAMS = 64, 96
+"""The fewest that were measured; and so many of a large weight that they bring all that memory gives."""
 
-MOST_ROWS = {1: 256, 2: 192, 3: 192}
-"""Rows of the weight in a tile, by the programs of a cluster."""
+SMALL, LARGE = 2 << 20, 12 << 20
+"""Elements of a weight (of a gate, of a half) from which on this kernel is the faster one; and from which on it reads memory
+for longer than programs wait for one another."""
 
-MOST_ROWS_OF_BANDS = {1: 256, 2: 256, 3: 192, 4: 128}
-"""The same by bands of 64 rows of x: threads of more bands have fewer registers for sums."""
+MOST_SHORT = 128
+"""Rows of x for tiles in whose last group rows of the weight are missing: they cost the matrix units as much as others."""
 
-SMALL, LARGE, LARGEST = 2 << 20, 12 << 20, 32 << 20
-"""Elements of a weight from which on this kernel is the faster one, for some numbers of rows and for most; and to which it is
-for the most rows, where it has more columns than rows."""
+MOST_WHOLE = 224
+"""Rows of x in a tile of a large weight that two programs share: more come out of the L2 cache too slowly."""
 
 
 def streamed(count: int, rows: int, columns: int, gated: bool, multiprocessors: int) -> Tile | None:
     """Tile of `vllm_cuda.few_rows` for a product; None where another was measured to be as fast, or nothing was measured.
 
-    Measured on the products of a layer, one after the other in a graph, by this kernel where it is taken and without it, in
-    microseconds. Qwen3 8B, 64 rows: 109.9, 118.2; 96: 117.4, 127.4; 128: 119.6, 128.8; 160: 131.8, 140.2; 192: 145.4, 152.3;
-    256: 165, 169.6. Half of each of its products (two ranks), 224 rows: 93.2, 95.9. Qwen3 0.6B, 96 rows: 29.9, 34.2; with the
-    gate alone, 160: 32.2, 32.8; 224: 34.5, 35.5; 256: 35.3, 35.7. One row is `one_row`'s: a step took 4.7 ms by this kernel,
-    4.2 by that.
+    Measured on the products of a layer, one after the other in a graph, by this kernel and without it (Triton's up to 64 rows
+    and cuBLAS), in microseconds; reading the weights takes 90 of 8B and 7.3 of 0.6B. Qwen3 8B, 2 to 32 rows: 96, 110; 64: 98,
+    113; 96: 103, 124; 128: 108, 126; 160: 117, 138; 192: 127, 146; 224: 145, 180; 256: 163, 174. Beyond 192 rows the chip's
+    power decides, and figures differ by 10 %. Half of each of its products (two ranks), 64 rows: 54, 67; 192: 70, 89; 256: 92,
+    88. Qwen3 0.6B, 16 rows: 15.4, 20.5; 64: 16.9, 21.4; 128: 20.4, 31.1; 224: 28.2, 30.3. Qwen3 1.7B, 64 rows: 35, 46; 192:
+    50, 48; 224: 57, 57. Qwen3 14B without its gates, 64 rows: 79, 108; 128: 94, 95; 192: 115, 109; 256: 125, 124.
+    One row is `one_row`'s.
     """
-    bands = -(-count // BAND)
-    if multiprocessors != PROGRAMS or rows >= 65536 or not _taken(count, rows, columns, gated):
+    if multiprocessors != PROGRAMS or rows >= 65536 or rows * columns < SMALL:
         return None
-    if gated or (rows * columns < LARGE and rows > columns):
-        cluster, step = 1, 16 if gated else 8
-        wanted = step * -(-rows // (PROGRAMS * 8))
-    else:
-        cluster, wanted = 2, 16 * -(-rows // (CLUSTERS[2] * 16))
-        if wanted < 64 and rows * columns >= LARGE:
-            # Few rows of the weight in a tile: x would take as much of the way as the weight.
-            cluster, wanted = 3, 24 * -(-rows // (CLUSTERS[3] * 24))
-    if wanted > MOST_ROWS[cluster]:
+    large = rows * columns >= LARGE
+    if not 2 <= count <= (MOST_TOKENS if large else MOST_WHOLE):
         return None
-    if wanted > MOST_ROWS_OF_BANDS[bands]:
-        # Half of it, twice: whole groups of 8 rows of the gate and of the up projection.
-        wanted = 16 * -(-wanted // 32)
-    narrow = columns > rows and not gated
-    ring = WHOLE_RINGS if bands > 1 else NARROW_RINGS if narrow else WIDE_RINGS
-    x_stages = (GATED_X_STAGES if gated else X_STAGES)[bands]
-    if gated and bands > 1 and rows * columns < LARGE:
-        x_stages = SMALL_GATED_X_STAGES
-    if bands == 1 and rows > columns and not gated:
-        x_stages = 6
-    tile = tile_within(ring, wanted, cluster, bands, x_stages)
-    return tile if tile.stages >= LEAST_STAGES else None
+    lines = rows * (2 if gated else 1)
+    if count > MOST_WHOLE:
+        return _wide(count, lines, gated)
+    found = [tile for groups in ((3, 2) if gated and large else (1, 2)) if (tile := _tile(count, lines, groups * GROUP_ROWS))]
+    tile = max(found, key=lambda tile: (-(-lines // tile.rows) * tile.parts, -tile.groups), default=None)
+    if tile is None or (programs := -(-lines // tile.rows) * tile.parts) < LEAST_PROGRAMS:
+        return None
+    if programs >= ENOUGH_PROGRAMS or not large or lines <= CLUSTERS[2] * GROUP_ROWS:
+        return tile
+    # As many rows to a tile as leave none of two programs for each idle.
+    return _tile(count, lines, 16 * -(-lines // (CLUSTERS[2] * 16))) if count <= MOST_SHORT and not gated else None
 
 
-def _taken(count: int, rows: int, columns: int, gated: bool) -> bool:
-    """Whether this kernel was the faster one. cuBLAS has tiles of 160 rows of x, which 161 do not fit into."""
-    if not 2 <= count <= max(MOST_ROWS_OF_BANDS) * BAND:
-        return False
-    if rows * columns < LARGE:
-        return count > 64 and (gated or count <= 128) and rows * columns >= SMALL
-    if gated or count <= 128:
-        return True
-    if count <= 160:
-        return columns <= rows
-    return columns >= rows and (count <= 192 or (columns > rows and rows * columns <= LARGEST))
+def _wide(count: int, lines: int, gated: bool) -> Tile | None:
+    """The tile for the most rows of x: of a gate, and where two programs share one. For others cuBLAS is as fast."""
+    tile = _tile(count, lines, (3 if gated else 1) * GROUP_ROWS)
+    if tile is None or tile.parts != (1 if gated else 2):
+        return None
+    # Twice as tall and half as wide.
+    return tile if gated else _tile(-(-count // 2), lines, 2 * GROUP_ROWS, 2)
+
+
+def _tile(count: int, lines: int, rows: int, parts: int = 0) -> Tile | None:
+    """That of so many rows, each tile shared by ``parts`` programs, or as many as find room; None where not even one does."""
+    tiles = -(-lines // rows)
+    parts = parts or max((parts for parts, most in CLUSTERS.items() if tiles <= most), default=0)
+    if not parts:
+        return None
+    # A slice of each program that shares a tile is of whole groups of eight rows.
+    step = max(16, 8 * parts)
+    tokens = step * -(-count // step)
+    stages = min(MOST_STAGES, (SHARED_BYTES - given_bytes(rows, tokens, parts)) // stage_bytes(rows, tokens))
+    # Three groups are never ahead of what comes.
+    return Tile(rows, tokens, parts, stages, late=rows <= 2 * GROUP_ROWS) if stages >= LEAST_STAGES else None
 
 
 MANY_ROWS = 256
@@ -149,7 +148,7 @@ def many(count: int, rows: int, columns: int, gated: bool, biased: bool, multipr
     after the other in a graph: 8B, 8,192 rows 4,710 and 4,878, 5,000: 2,928 and 2,953, 1,000: 605 and 622, 512: 318 and 328;
     0.6B, 8,192 rows 425 and 452, 5,000: 267 and 282; Qwen2.5 7B, whose first product has a bias, 8,192 rows 5,657 and 6,105.
     """
-    if not (gated or biased) or multiprocessors != PROGRAMS or count <= max(MOST_ROWS_OF_BANDS) * BAND:
+    if not (gated or biased) or multiprocessors != PROGRAMS or count <= MOST_TOKENS:
         return None
     if columns % DEPTH or rows * columns < SMALL or rows >= 65536:
         return None

@@ -27,6 +27,20 @@ __device__ __forceinline__ void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// One half of the barrier each.
+__device__ __forceinline__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void wait_in_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// All COUNT threads of this program but those that announce wait for those that do.
+template <int COUNT>
+__device__ __forceinline__ void announce() {
+    asm volatile("bar.arrive 2, %0;" ::"n"(COUNT) : "memory");
+}
+template <int COUNT>
+__device__ __forceinline__ void await() {
+    asm volatile("bar.sync 2, %0;" ::"n"(COUNT) : "memory");
+}
+
 __device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 

@@ -1,5 +1,7 @@
 // Attention of rows of several queries over the paged KV, for Hopper (sm_90a), in the way of FlashAttention 3 (Shah et al.
-// 2024): out [T, Hq, D] = softmax(q k^T * scale) v, causal. bfloat16 or float16, sums and statistics in float32.
+// 2024): out [T, Hq, D] = softmax(q k^T * scale) v, causal. bfloat16 or float16, sums and statistics in float32. With WINDOW a
+// query sees the last `window` keys up to its own, with SINKS a float32 logit of each head joins the sum of weights and has no
+// value.
 //
 // A group of four warps has 64 lines: QUERIES queries of one row of the batch, each with the G heads that share a KV head.
 // GROUPS such groups are a tile, and attend to KEYS keys at a time. Three warps more bring what they read: one finds the next
@@ -11,8 +13,9 @@
 // SPLIT: both groups have the same queries, and every other tile of keys each, in a stage of its own; the first puts the sums
 // of both together. A step of few tiles then keeps twice as many multiprocessors at work.
 //
-// The cache is [blocks, 2, HK, TPB, D]. What lies beyond a row's length may be no number: such scores are masked, such values
-// cleared before they are multiplied by weights of zero. Blocks beyond a row's keys are not read, copies fill in zeros.
+// The cache is [blocks, 2, HK, TPB, D]. What lies beyond a row's length or before its window may be no number: such scores are
+// masked, such values cleared before they are multiplied by weights of zero. Blocks beyond a row's keys are not read, copies
+// fill in zeros.
 //
 // Comes after `chip.cuh`, `number.cuh`, `hopper.cuh`, `extend.cuh`, `extend_tiles.cuh`, which says what is defined, and
 // `extend_bring.cuh`.
@@ -20,20 +23,30 @@
 // The score of a key that is not seen.
 #define NOTHING __uint_as_float(0xFF800000)
 
+#define LOG2E 1.4426950408889634f
+
+// What scores are multiplied by to be in units of log2, and how many keys a query sees.
+struct Rules {
+    float scale;
+    int window;
+};
+
 // Two lines of a thread: the largest score so far, and its part of the sum of weights.
 struct Statistics {
     float largest[2], total[2];
 };
 
-// Scores in registers become weights; `shrink` is what earlier sums are multiplied by. The thread's columns are those up to
-// `limit`, where MASK. COUNT: how many.
+// Scores in registers become weights; `shrink` is what earlier sums are multiplied by. The thread's last columns are `limit`,
+// where MASK. COUNT: how many.
 template <bool MASK, int COUNT>
 __device__ __forceinline__ void soften(
-    float (&score)[SCORES], Statistics& statistics, float (&shrink)[2], const int (&limit)[2], float scale) {
+    float (&score)[SCORES], Statistics& statistics, float (&shrink)[2], const int (&limit)[2], const Rules& rules) {
+    const float scale = rules.scale;
     if (MASK) {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            if (i / 4 * 8 + i % 2 > limit[i / 2 % 2]) score[i] = NOTHING;
+            const int column = i / 4 * 8 + i % 2, last = limit[i / 2 % 2];
+            if (WINDOW ? (u32)(last - column) >= (u32)rules.window : column > last) score[i] = NOTHING;
         }
     }
 #pragma unroll
@@ -43,8 +56,9 @@ __device__ __forceinline__ void soften(
         for (int i = 0; i < COUNT; i += 4) highest = fmaxf(highest, fmaxf(score[i + line * 2], score[i + line * 2 + 1]));
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
-        // A line sees something of the first tile of keys, but perhaps nothing of the second group's first one.
-        const float base = SPLIT && highest == NOTHING ? 0 : highest * scale;
+        // A line sees something of the first tile of keys, but perhaps nothing of the second group's first one, or of one that
+        // another line's window begins in.
+        const float base = (SPLIT || WINDOW) && highest == NOTHING ? 0 : highest * scale;
         shrink[line] = power_of_2(statistics.largest[line] * scale - base);
         statistics.largest[line] = highest;
         float even = 0, odd = 0;
@@ -108,20 +122,28 @@ __device__ __forceinline__ void transpose(u32 (&word)[4], int lane) {
 struct Output {
     u16* out;
     int token_stride, head_stride;
+    const float* sinks;
 };
 
 // Write a thread's two lines, divided by their sums of weights.
 __device__ __forceinline__ void finish(
-    const float (&sum)[VALUES], const Statistics& statistics, const Output& output, const Work& work, int band, int line,
-    int lane) {
+    const float (&sum)[VALUES], const Statistics& statistics, float scale, const Output& output, const Work& work, int band,
+    int line, int lane) {
+    // Else the compiler keeps what follows of them in registers all the time, has too few, and waits for every product; it does
+    // so for seven heads of 64 where it is told this.
+    if (D == 128 || G == 8 || WINDOW || SINKS) asm volatile("" : "+r"(line), "+r"(lane));
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
         float total = statistics.total[lower];
         total += __shfl_xor_sync(~0u, total, 1);
         total += __shfl_xor_sync(~0u, total, 2);
-        const float factor = 1.0f / total;
         const int mine = line + lower * 8, query = band * QUERIES + mine / G;
         const bool valid = mine < LINES && query < work.left;
+        // Above what a power of 2 holds it is infinite: such a sink leaves nothing of the values.
+        if (SINKS && valid) {
+            total += power_of_2(output.sinks[work.head * G + mine % G] * LOG2E - statistics.largest[lower] * scale);
+        }
+        const float factor = 1.0f / total;
         u16* const target = output.out + (u64)(work.token + query) * output.token_stride +
                             (u64)(work.head * G + mine % G) * output.head_stride + lane % 4 * 8;
 #pragma unroll
@@ -143,13 +165,14 @@ __device__ __forceinline__ void finish(
 struct Group {
     const Places& at;
     const Output& output;
-    const float scale;
+    const Rules rules;
     const int number, lane, line;
     const int band;  // of the lines
     Ring<SLOTS> queries = {};
     Ring<SPLIT ? 1 : STAGES> keys = {}, values = {};
-    // Tiles of keys that some and that all queries see; the last one has at most half of its keys, and another before it.
-    int tiles, whole, position[2];
+    // Tiles of keys: the first that some queries see, the first after those that a window begins in, those up to which all
+    // queries see all, those up to which some do; the last one has at most half of its keys, and another before it.
+    int first, front, whole, tiles, position[2];
     bool short_end;
     float score[SCORES], sum[VALUES];
     u32 weight[WEIGHTS];
@@ -157,9 +180,10 @@ struct Group {
 
     __device__ __forceinline__ void take(const Work& work) {
         const int oldest = work.oldest + band * QUERIES, seen = min(oldest + QUERIES, work.keys);
-        tiles = (work.keys + KEYS - 1) / KEYS;
-        short_end = !SPLIT && tiles > 1 && seen <= tiles * KEYS - KEYS / 2;
+        first = work.first / KEYS, tiles = (work.keys + KEYS - 1) / KEYS;
+        short_end = !SPLIT && tiles - first > 1 && seen <= tiles * KEYS - KEYS / 2;
         whole = min(tiles - short_end, (oldest + 1) / KEYS);
+        front = min(tiles - short_end, (first_seen(oldest + QUERIES - 1, rules.window) + KEYS - 1) / KEYS);
         position[0] = oldest + line / G, position[1] = oldest + (line + 8) / G;
         barrier_wait(at.q_full + (queries.slot * BANDS + band) * 8, queries.phase);
     }
@@ -202,7 +226,7 @@ struct Group {
     template <bool MASK, bool HALF_TILE>
     __device__ __forceinline__ void soften_scores(int tile, float (&shrink)[2]) {
         const int corner = tile * KEYS + lane % 4 * 2, limit[2] = {position[0] - corner, position[1] - corner};
-        soften<MASK, SCORES / (HALF_TILE ? 2 : 1)>(score, statistics, shrink, limit, scale);
+        soften<MASK, SCORES / (HALF_TILE ? 2 : 1)>(score, statistics, shrink, limit, rules);
     }
 
     __device__ __forceinline__ void soften_first_scores(int tile) {
@@ -247,11 +271,28 @@ struct Group {
         for (int i = 0; i < VALUES; ++i) sum[i] *= shrink[i / 2 % 2];
     }
 
-    // All tiles of keys after the first: those that all queries of the group see come first.
+    // Every STRIDE-th tile of keys from `tile` up to `end`; the next one. With a third loop, of those that windows begin in, there
+    // are too few registers again.
+    template <int STRIDE>
+    __device__ __forceinline__ int step_over(int tile, int end) {
+        if (WINDOW) {
+            for (; tile < end; tile += STRIDE) {
+                if (tile >= front && tile < whole) {
+                    step<false, false>(tile);
+                } else {
+                    step<true, false>(tile);
+                }
+            }
+        } else {
+            for (; tile < whole; tile += STRIDE) step<false, false>(tile);
+            for (; tile < end; tile += STRIDE) step<true, false>(tile);
+        }
+        return tile;
+    }
+
+    // All tiles of keys after the first.
     __device__ __forceinline__ void go_on() {
-        int tile = 1;
-        for (; tile < whole; ++tile) step<false, false>(tile);
-        for (; tile < tiles - short_end; ++tile) step<true, false>(tile);
+        const int tile = step_over<1>(first + 1, tiles - short_end);
         if (short_end) step<true, true>(tile);
         give_queries_back();
     }
@@ -270,11 +311,11 @@ struct Group {
         give_turn((number + 1) % GROUPS);
         wait_for_scores<1>();
         const Statistics last = statistics;
-        soften_first_scores(0);
+        soften_first_scores(first);
         wait_for_values();
         // Weights take half the registers that scores do: writing needs the rest.
         narrow_scores();
-        finish(sum, last, output, work, band, line, lane);
+        finish(sum, last, rules.scale, output, work, band, line, lane);
         clear();
     }
 
@@ -282,13 +323,14 @@ struct Group {
     __device__ __forceinline__ void end(const Work& work) {
         ask_for_last_values<HALF_TILE>();
         wait_for_values();
-        finish(sum, statistics, output, work, band, line, lane);
+        finish(sum, statistics, rules.scale, output, work, band, line, lane);
     }
 
     // Every other tile of keys from the group's first on; as many turns as the first group has.
     __device__ __forceinline__ void attend_to_half() {
-        if (number < tiles) {
-            begin(number);
+        const int tile = first + number;
+        if (tile < tiles) {
+            begin(tile);
         } else {
             // The row's first tile is its last one: there are no keys for the second group.
             await_turn(number);
@@ -296,14 +338,13 @@ struct Group {
             statistics = {{NOTHING, NOTHING}, {0, 0}};
             clear();
         }
-        int tile = number + GROUPS;
-        for (; tile < whole; tile += GROUPS) step<false, false>(tile);
-        for (; tile < tiles; tile += GROUPS) step<true, false>(tile);
-        if (number < tiles) {
+        step_over<GROUPS>(tile + GROUPS, tiles);
+        const int count = tiles - first;
+        if (number < count) {
             ask_for_last_values<false>();
             wait_for_values();
         }
-        if (number == 1 && tiles > 1 && tiles % 2) {
+        if (number == 1 && count > 1 && count % 2) {
             await_turn(number);
             give_turn(0);
         }
@@ -328,8 +369,10 @@ struct Group {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const float other = left(VALUES + i), highest = fmaxf(statistics.largest[i], other);
-            mine[i] = power_of_2((statistics.largest[i] - highest) * scale), theirs[i] = power_of_2((other - highest) * scale);
+            mine[i] = power_of_2((statistics.largest[i] - highest) * rules.scale);
+            theirs[i] = power_of_2((other - highest) * rules.scale);
             statistics.total[i] = statistics.total[i] * mine[i] + left(VALUES + 2 + i) * theirs[i];
+            statistics.largest[i] = highest;
         }
 #pragma unroll
         for (int i = 0; i < VALUES; ++i) sum[i] = sum[i] * mine[i / 2 % 2] + left(i) * theirs[i / 2 % 2];
@@ -349,7 +392,7 @@ __device__ __forceinline__ void attend_in_halves(Group& group) {
             group.leave_sums();
         } else {
             group.take_sums();
-            finish(group.sum, group.statistics, group.output, work, 0, group.line, group.lane);
+            finish(group.sum, group.statistics, group.rules.scale, group.output, work, 0, group.line, group.lane);
         }
     }
 }
@@ -359,7 +402,7 @@ __device__ __forceinline__ void attend(Group& group) {
     Work work = next_work(group.at, works, group.lane);
     if (!work.keys) return;
     group.take(work);
-    group.begin(0);
+    group.begin(group.first);
     for (;;) {
         group.go_on();
         const Work next = next_work(group.at, works, group.lane);
@@ -381,7 +424,7 @@ __device__ __forceinline__ void attend(Group& group) {
 extern "C" __global__ void __launch_bounds__(WORKERS + 128, 1)
     extend(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap cache, u16* out, const int* block_table,
            const int* query_start, const int* seq_lens, int num_rows, int num_blocks, int max_seq_len, int table_stride,
-           int out_token, int out_head, float scale) {
+           int out_token, int out_head, float scale, int window, const float* sinks) {
     const Places at = places();
     const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
@@ -402,10 +445,11 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 128, 1)
     let_next_kernel_start();
     wait_for_previous_kernel();
     if (warp < WORKERS / 32) {
-        more_registers<CONSUMER>();
-        const Output output = {out, out_token, out_head};
+        take_registers<CONSUMER>();
+        const Output output = {out, out_token, out_head, sinks};
+        const Rules rules = {scale, window};
         const int number = warp / 4, line = warp % 4 * 16 + lane / 4;
-        Group group = {at, output, scale, number, lane, line, SPLIT ? 0 : number};
+        Group group = {at, output, rules, number, lane, line, SPLIT ? 0 : number};
         if (number == GROUPS - 1) give_turn(0);
         if constexpr (SPLIT) {
             attend_in_halves(group);
@@ -413,11 +457,11 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 128, 1)
             attend(group);
         }
     } else {
-        fewer_registers<PRODUCER>();
+        keep_registers<PRODUCER>();
         const Cache from = {cache, block_table, table_stride, num_blocks};
-        const Rows rows = {query_start, seq_lens, num_rows, (max_seq_len + KEYS - 1) / KEYS};
+        const Rows rows = {query_start, seq_lens, num_rows, (max_seq_len + KEYS - 1) / KEYS, window};
         if (warp == WORKERS / 32) find_all(at, rows, lane);
         if (warp == WORKERS / 32 + 1) produce_keys(at, q, from, lane);
-        if (warp == WORKERS / 32 + 2) produce_values(at, from, lane);
+        if (warp == WORKERS / 32 + 2) produce_values(at, from, window, lane);
     }
 }

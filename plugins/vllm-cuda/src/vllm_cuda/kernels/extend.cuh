@@ -1,7 +1,7 @@
 // What attention of prompts (`extend.cu`) asks of Hopper (sm_90a) beside `hopper.cuh`, after which it comes: boxes of three
-// dimensions, turns, registers. Defined at compilation: KEYS, TURNS.
+// dimensions, turns. Defined at compilation: KEYS, TURNS.
 //
-// PTX ISA: "cp.async.bulk.tensor", "bar", "setmaxnreg", "ex2", "Strides" of the matrix descriptor.
+// PTX ISA: "cp.async.bulk.tensor", "bar", "Strides" of the matrix descriptor.
 
 __device__ __forceinline__ void bring_box(u32 target, const TensorMap& map, int x, int y, int z, u32 barrier) {
     asm volatile(
@@ -23,23 +23,7 @@ __device__ __forceinline__ void give_turn(int group) {
     if (TURNS) tell_others(1 + group);
 }
 
-template <int COUNT>
-__device__ __forceinline__ void more_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
-template <int COUNT>
-__device__ __forceinline__ void fewer_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
 __device__ __forceinline__ void stop() { asm volatile("trap;"); }
-
-__device__ __forceinline__ float power_of_2(float x) {
-    float value;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
-    return value;
-}
 
 // Shared memory descriptor of values: swizzled rows of 128 bytes are keys, groups of 8 keys lie 1024 bytes apart, the next 64
 // values of all keys after these.

@@ -34,7 +34,7 @@ __device__ __forceinline__ void produce_keys(const Places& at, const TensorMap& 
     for (;;) {
         const Work work = next_work(at, works, lane);
         if (!work.keys) return;
-        int block = block_of(cache, work, 0, lane);
+        int block = block_of(cache, work, work.first, lane);
         for (int band = 0; band < BANDS; ++band) {
             const int place = queries.slot * BANDS + band;
             barrier_wait(at.q_empty + place * 8, queries.phase ^ 1);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void produce_keys(const Places& at, const TensorMap& 
         }
         queries.advance();
         ring.begin();
-        for (int start = 0; start < work.keys; start += KEYS) {
+        for (int start = work.first; start < work.keys; start += KEYS) {
             barrier_wait(at.k_empty + ring.slot * 8, ring.phase() ^ 1);
             bring_keys(cache, at.k + ring.slot * KV_BYTES, at.k_full + ring.slot * 8, 0, work, start, block, lane);
             block = block_of(cache, work, start + KEYS, lane);
@@ -57,30 +57,36 @@ __device__ __forceinline__ void produce_keys(const Places& at, const TensorMap& 
     }
 }
 
-__device__ __forceinline__ void produce_values(const Places& at, const Cache& cache, int lane) {
+// Values of those `from` to `to` in a stage become zeros.
+__device__ __forceinline__ void clear_values(u8* stage, int from, int to, int lane) {
+    for (int place = from * 128 + lane * 16; place < to * 128; place += 512) {
+#pragma unroll
+        for (int piece = 0; piece < PIECES; ++piece) *(uint4*)(stage + piece * KEYS * 128 + place) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+__device__ __forceinline__ void produce_values(const Places& at, const Cache& cache, int window, int lane) {
     Ring<SLOTS> works;
     Stages ring;
     for (u32 landed = 0;;) {
         const Work work = next_work(at, works, lane);
         if (!work.keys) return;
-        int block = block_of(cache, work, 0, lane);
+        int block = block_of(cache, work, work.first, lane);
         ring.begin();
-        for (int start = 0; start < work.keys; start += KEYS) {
+        for (int start = work.first; start < work.keys; start += KEYS) {
             const u32 target = at.v + ring.slot * KV_BYTES, full = at.v_full + ring.slot * 8;
             const int there = work.length - start, brought = min(KEYS, (work.keys - start + BOX - 1) / BOX * BOX);
+            const int gone = first_seen(work.oldest, window) - start;
             barrier_wait(at.v_empty + ring.slot * 8, ring.phase() ^ 1);
-            if (there >= brought) {
+            if (there >= brought && gone <= 0) {
                 bring_keys(cache, target, full, 1, work, start, block, lane);
             } else {
                 bring_keys(cache, target, at.v_landed, 1, work, start, block, lane);
                 barrier_wait(at.v_landed, landed);
                 landed ^= 1;
-                for (int place = there * 128 + lane * 16; place < brought * 128; place += 512) {
-#pragma unroll
-                    for (int piece = 0; piece < PIECES; ++piece) {
-                        *(uint4*)(at.values + ring.slot * KV_BYTES + piece * KEYS * 128 + place) = make_uint4(0, 0, 0, 0);
-                    }
-                }
+                u8* const stage = at.values + ring.slot * KV_BYTES;
+                clear_values(stage, there, brought, lane);
+                if (WINDOW) clear_values(stage, 0, min(gone, brought), lane);
                 show_to_copies();
                 __syncwarp();
                 if (lane == 0) barrier_arrive(full);

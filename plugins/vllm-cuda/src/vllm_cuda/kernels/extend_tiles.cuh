@@ -2,9 +2,9 @@
 // program takes one tile of each round of them; those with the most keys come first.
 //
 // Comes after `hopper.cuh` and `extend.cuh`. Defined at compilation: D (64 or 128), G, HK, TPB, GROUPS, KEYS, STAGES, TURNS
-// (groups ask in turn), SPLIT, SINGLES (rows of one query are taken, too), CONSUMER and PRODUCER (registers of a thread),
-// `score_first` and `score`, one wgmma of 64 x KEYS x 16 each, `score_first_half` and `score_half`, of half as many keys, and
-// `weigh`, one of 64 x D x 16.
+// (groups ask in turn), SPLIT, SINGLES (rows of one query are taken, too), WINDOW and SINKS (there are such), CONSUMER and
+// PRODUCER (registers of a thread), `score_first` and `score`, one wgmma of 64 x KEYS x 16 each, `score_first_half` and
+// `score_half`, of half as many keys, and `weigh`, one of 64 x D x 16.
 
 constexpr int PIECES = D / 64;                        // of 128 bytes, the span of the swizzle, in a head
 constexpr int QUERIES = 64 / G, LINES = QUERIES * G;  // of a group; lines beyond are of nobody
@@ -40,9 +40,10 @@ __device__ __forceinline__ Places places() {
 }
 
 // A tile: its first query's token and position, how many queries of the row are left from there on, the keys that its newest
-// query sees, those of the row, the row, and the KV head. No keys: there is no more.
+// query sees, those of the row, the row, the KV head, and the first key of the first tile that its oldest query sees something
+// of. No keys: there is no more.
 struct Work {
-    int token, oldest, left, keys, length, row, head, pad;
+    int token, oldest, left, keys, length, row, head, first;
 };
 
 // Where a ring is at; what is waited for has the parity `phase`.
@@ -74,7 +75,11 @@ struct Stages {
 struct Rows {
     const int *query_start, *seq_lens;
     int count, levels;  // levels: tiles of KEYS keys of the longest row
+    int window;
 };
+
+// The first key that a query at this position sees.
+__device__ __forceinline__ int first_seen(int position, int window) { return WINDOW ? max(0, position + 1 - window) : 0; }
 
 struct Row {
     int begin, queries, length, tiles;
@@ -124,7 +129,8 @@ __device__ __forceinline__ void find(Work* slot, const Rows& rows, int rank, int
             if (lane == __ffs(found) - 1) {
                 const int query = (row.tiles - these + left - (sum - level)) * TILE, oldest = row.length - row.queries + query;
                 const int keys = min(oldest + TILE, row.length);
-                *slot = {row.begin + query, oldest, row.queries - query, keys, row.length, first + lane, head, 0};
+                const int from = first_seen(oldest, rows.window) / KEYS * KEYS;
+                *slot = {row.begin + query, oldest, row.queries - query, keys, row.length, first + lane, head, from};
             }
             return;
         }
@@ -160,7 +166,7 @@ __device__ __forceinline__ Work next_work(const Places& at, Ring<SLOTS>& ring, i
     barrier_wait(at.work_full + ring.slot * 8, ring.phase);
     const Work found = ((const Work*)at.work)[ring.slot];
     const Work work = {uniform(found.token), uniform(found.oldest), uniform(found.left), uniform(found.keys),
-                       uniform(found.length), uniform(found.row), uniform(found.head), 0};
+                       uniform(found.length), uniform(found.row), uniform(found.head), WINDOW ? uniform(found.first) : 0};
     if (lane == 0) barrier_arrive(at.work_empty + ring.slot * 8);
     ring.advance();
     return work;

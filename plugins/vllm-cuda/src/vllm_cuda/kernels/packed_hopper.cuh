@@ -2,7 +2,7 @@
 // copies of bytes in a row, copies of 4 bytes that arrive at a barrier, registers that warps give to others, and programs that
 // wait for one another.
 //
-// PTX ISA: "cp.async.bulk", "cp.async", "cp.async.mbarrier.arrive", "fence.proxy.async", "setmaxnreg".
+// PTX ISA: "cp.async.bulk", "cp.async", "cp.async.mbarrier.arrive", "fence.proxy.async".
 
 __device__ __forceinline__ void copy_bulk(u32 target, const u8* source, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
@@ -35,16 +35,6 @@ __device__ __forceinline__ void show_copies() { asm volatile("fence.proxy.async.
 
 // An operand is not written again before this.
 __device__ __forceinline__ void settle(u32& operand) { asm volatile("" : "+r"(operand)::"memory"); }
-
-template <int LEFT>
-__device__ __forceinline__ void give_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LEFT));
-}
-
-template <int WANTED>
-__device__ __forceinline__ void take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(WANTED));
-}
 
 // What this thread wrote is there for other programs that wait for it.
 __device__ __forceinline__ void show_to_programs() { __threadfence(); }

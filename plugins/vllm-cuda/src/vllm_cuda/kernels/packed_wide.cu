@@ -255,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     if (threadIdx.x >= WORKERS) {
-        if (UNEVEN) give_registers<FEWER>();
+        if (UNEVEN) keep_registers<FEWER>();
         const int bringer = warp - GROUPS * 4, local = bringer * OWN_BLOCKS + lane;
         const int half = local / HALF_BLOCKS, block = tile * HALF_BLOCKS + local % HALF_BLOCKS;
         // Of a block that is not there the last one is read instead; nobody reads its sums.

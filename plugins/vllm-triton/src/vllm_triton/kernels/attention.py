@@ -156,8 +156,8 @@ def extend_span(
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles", "window", "table_stride"])
 def extend(
-    out, q, cache, scales, block_table, query_start, seq_lens, num_rows, num_tiles, q_token, q_head, out_token, out_head,
-    table_stride, block_stride, scale_stride, scale, soft_cap, window, sinks, HK: tl.constexpr, G: tl.constexpr,
+    out, q, cache, scales, block_table, query_start, seq_lens, sinks, num_rows, num_tiles, q_token, q_head, out_token, out_head,
+    table_stride, block_stride, scale_stride, scale, soft_cap, window, HK: tl.constexpr, G: tl.constexpr,
     GP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAP: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, KIND: tl.constexpr, FP8: tl.constexpr,
     SINGLES: tl.constexpr, STAGES: tl.constexpr
@@ -339,8 +339,8 @@ def leave(
 
 @triton.jit(do_not_specialize=["splits", "window", "table_stride"])
 def decode(
-    out, partial, sums, locks, q, cache, scales, block_table, query_start, seq_lens, q_token, q_head, out_token, out_head,
-    table_stride, block_stride, scale_stride, scale, soft_cap, window, splits, sinks, HK: tl.constexpr, G: tl.constexpr,
+    out, partial, sums, locks, q, cache, scales, block_table, query_start, seq_lens, sinks, q_token, q_head, out_token,
+    out_head, table_stride, block_stride, scale_stride, scale, soft_cap, window, splits, HK: tl.constexpr, G: tl.constexpr,
     GP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_N: tl.constexpr, CAP: tl.constexpr,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, KIND: tl.constexpr, FP8: tl.constexpr, SPLIT: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr

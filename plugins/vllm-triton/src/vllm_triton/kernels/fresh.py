@@ -54,9 +54,9 @@ def partner(columns, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["splits", "window", "table_stride"])
 def decode_fresh(
-    out, partial, sums, locks, q, k, v, q_weight, k_weight, eps, positions, cos_sin, slots, cache, block_table, query_start,
-    seq_lens, q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head, table_stride, block_stride, scale,
-    soft_cap, window, splits, sinks, HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr,
+    out, partial, sums, locks, q, k, v, q_weight, k_weight, positions, cos_sin, slots, cache, block_table, query_start,
+    seq_lens, sinks, eps, q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head, table_stride, block_stride,
+    scale, soft_cap, window, splits, HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, TPB: tl.constexpr, BLOCK_N: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr,
     SINKS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
     SPLIT: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr

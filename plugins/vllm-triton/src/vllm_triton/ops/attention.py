@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vllm_core.api import UnsupportedError
 from vllm_triton.kernels import attention, codec
-from vllm_triton.ops.cache import KV
-from vllm_triton.ops.launch import Scratch, filled, power_of_2
+from vllm_triton.ops.cache import KV, cache_of, form_of, strides_of
+from vllm_triton.ops.launch import Launch, Programs, Scratch, filled, power_of_2, settled
 from vllm_triton.tuning import MANY, Decode, Extend, active
 
 MAX_SPLITS = 64
@@ -26,8 +26,80 @@ MOST_BYTES = 64 << 10
 WIDEST = 128
 """Head sizes above it have tiles of their own, since each key takes twice as much."""
 
-_SCRATCH = Scratch(64 << 20)
-_LOCKS = Scratch(64 << 10, zero=True)
+_SCRATCH_BYTES, _LOCKS_BYTES = 64 << 20, 64 << 10
+_SCRATCH = Scratch(_SCRATCH_BYTES, dtype=torch.float32)
+_LOCKS = Scratch(_LOCKS_BYTES, dtype=torch.int32, zero=True)
+
+
+class Shape(NamedTuple):
+    """What a launch is settled by, the numbers of tokens and rows apart: queries [Hq,D] of a token, the cache, and masks."""
+
+    heads: int
+    size: int
+    kv_heads: int
+    dtype: torch.dtype
+    form: tuple[int, int, int, int]
+    """Of the cache (`cache.form_of`)."""
+    q: tuple[int, ...]
+    out: tuple[int, ...]
+    """Strides of out, as ``q`` are those of the queries."""
+    table_stride: int
+    scale: float
+    window: int
+    soft_cap: float
+    sinks: bool
+
+    @property
+    def group(self) -> int:
+        """Heads that share one of the cache."""
+        return self.heads // self.kv_heads
+
+    @property
+    def codes(self) -> bool:
+        """Whether the cache has no numbers."""
+        return bool(self.form[-1] != codec.PLAIN.value)
+
+    def element_size(self) -> int:
+        """Bytes of a number of the queries."""
+        return self.dtype.itemsize
+
+    @property
+    def queries_bytes(self) -> int:
+        """As `queries_bytes`."""
+        return queries_bytes(self.group, self.size, self.element_size())
+
+    @property
+    def settled(self) -> dict[str, Any]:
+        """Arguments and constants of all kernels, by their names."""
+        return {
+            "scale": self.scale,
+            "soft_cap": self.soft_cap if self.soft_cap > 0.0 else 1.0,
+            "window": self.window,
+            "table_stride": self.table_stride,
+            "HK": self.kv_heads,
+            "G": self.group,
+            "D": self.size,
+            "BLOCK_D": max(16, power_of_2(self.size)),
+            "CAP": self.soft_cap > 0.0,
+            "WINDOW": self.window > 0,
+            "SINKS": self.sinks,
+            **strides_of(q=self.q, out=self.out),
+            **cache_of(self.form),
+        }
+
+
+def queries_bytes(group: int, size: int, item_bytes: int) -> int:
+    """Bytes of a token's queries of one KV head as a tile has them, both sizes powers of two."""
+    return max(16, power_of_2(group)) * max(16, power_of_2(size)) * item_bytes
+
+
+def shape_of(
+    out: Tensor, q: Tensor, kv: KV, block_table: Tensor, scale: float, window: int, soft_cap: float, sinks: Tensor | None
+) -> Shape:
+    """That of a call."""
+    heads, form, row = q.shape[1], form_of(kv), block_table.stride(0)
+    strides = q.stride(), out.stride()
+    return Shape(heads, kv.head_size, kv.num_heads, q.dtype, form, *strides, row, scale, window, soft_cap, sinks is not None)
 
 
 def paged_attention(
@@ -49,18 +121,29 @@ def paged_attention(
     Raises UnsupportedError for heads that share one, whose queries are more than `MOST_BYTES`, and over codes for a dtype that
     the platform has not tried.
     """
-    num_tokens = q.shape[0]
+    num_tokens, num_rows = q.shape[0], seq_lens.shape[0]
     if not num_tokens:
         return
-    if queries_bytes(q, kv) > MOST_BYTES:
+    shape = shape_of(out, q, kv, block_table, scale, window, soft_cap, sinks)
+    given = (q, kv.blocks, kv.scales, block_table, query_start, seq_lens, q if sinks is None else sinks)
+    if max_query_len > 1:
+        programs, launch = _extend(shape, num_tokens, num_rows)
+        launch.start(programs, out, *given)
+    if max_query_len == 1 or num_rows > 1:
+        programs, cells, launch = _decode(shape, num_rows, spans_of(max_seq_len))
+        launch.start(programs, out, *parts_of(out, cells), *given)
+
+
+def _check(shape: Shape) -> None:
+    if shape.queries_bytes > MOST_BYTES:
         raise UnsupportedError(
             "So many heads of one KV head have no kernel",
-            on=f"paged_attention of {q.dtype}",
-            found=f"{q.shape[1] // kv.num_heads} heads of {kv.head_size}",
+            on=f"paged_attention of {shape.dtype}",
+            found=f"{shape.group} heads of {shape.size}",
             expected=f"queries of at most {MOST_BYTES} bytes, both sizes as powers of two",
             fix="use --provider attention=reference",
         )
-    if kv.kind != codec.PLAIN.value and (name := str(q.dtype).removeprefix("torch.")) not in active().tried.dtypes:
+    if shape.codes and (name := str(shape.dtype).removeprefix("torch.")) not in active().tried.dtypes:
         raise UnsupportedError(
             "Queries over a cache of codes were not tried in this dtype",
             on="paged_attention",
@@ -68,74 +151,41 @@ def paged_attention(
             expected=", ".join(sorted(active().tried.dtypes)),
             fix="choose another --dtype or --kv-cache-dtype",
         )
-    shape = shape_of(q, kv, window, soft_cap, sinks) | {"KIND": kv.kind, "FP8": active().fp8}
-    num_rows = seq_lens.shape[0]
-    masks = (scale, soft_cap if soft_cap > 0.0 else 1.0, window)
-    given = q if sinks is None else sinks
-    if max_query_len > 1:
-        _extend(out, q, kv, block_table, query_start, seq_lens, masks, given, shape)
-    if max_query_len == 1 or num_rows > 1:
-        _decode(out, q, kv, block_table, query_start, seq_lens, max_seq_len, masks, given, shape)
 
 
-def _extend(
-    out: Tensor,
-    q: Tensor,
-    kv: KV,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    masks: tuple[float, float, int],
-    sinks: Tensor,
-    shape: dict[str, int | bool],
-) -> None:
-    tuning = extend_of(kv.head_size, q, codes=kv.kind != codec.PLAIN.value)
-    block_n, stages, warps = _beside(q, kv, tuning.block_n, tuning.stages, tuning.warps)
-    padded = power_of_2(int(shape["G"]))
+@settled
+def _extend(shape: Shape, num_tokens: int, num_rows: int) -> tuple[Programs, Launch]:
+    _check(shape)
+    tuning = extend_of(shape.size, shape, codes=shape.codes)
+    block_n, stages, warps = _beside(shape, tuning.block_n, tuning.stages, tuning.warps)
+    padded = power_of_2(shape.group)
     block_m = max(16, tuning.block_m, padded)
-    block_n = min(block_n, kv.tokens_per_block) if kv.tokens_per_block >= 16 else block_n
-    num_rows = seq_lens.shape[0]
-    tiles = q.shape[0] // (block_m // padded) + num_rows
-    attention.extend[(kv.num_heads, tiles)](
-        out,
-        q,
-        kv.blocks,
-        kv.scales,
-        block_table,
-        query_start,
-        seq_lens,
-        num_rows,
-        tiles,
-        *q.stride()[:2],
-        *out.stride()[:2],
-        block_table.stride(0),
-        kv.block_stride,
-        kv.scale_stride,
-        *masks,
-        sinks,
+    tokens_per_block = shape.form[0]
+    tiles = num_tokens // (block_m // padded) + num_rows
+    launch = Launch(
+        attention.extend,
+        num_rows=num_rows,
+        num_tiles=tiles,
         GP=padded,
         BLOCK_M=block_m,
-        BLOCK_N=block_n,
+        BLOCK_N=min(block_n, tokens_per_block) if tokens_per_block >= 16 else block_n,
         SINGLES=num_rows == 1,
         STAGES=stages,
+        FP8=active().fp8,
         num_warps=warps,
         num_stages=stages,
         **dict(tuning.options),
-        **shape,
+        **shape.settled,
     )
+    return (shape.kv_heads, tiles, 1), launch
 
 
-def queries_bytes(q: Tensor, kv: KV) -> int:
-    """Bytes of a token's queries of one KV head as a tile has them, both sizes powers of two."""
-    return max(16, power_of_2(q.shape[1] // kv.num_heads)) * max(16, power_of_2(kv.head_size)) * q.element_size()
-
-
-def _beside(q: Tensor, kv: KV, block_n: int, stages: int, warps: int) -> tuple[int, int, int]:
+def _beside(shape: Shape, block_n: int, stages: int, warps: int) -> tuple[int, int, int]:
     """Keys of a tile, stages and warps: those given, but beside queries of many bytes."""
-    return CROWDED if queries_bytes(q, kv) >= CROWDED_BYTES else (block_n, stages, warps)
+    return CROWDED if shape.queries_bytes >= CROWDED_BYTES else (block_n, stages, warps)
 
 
-def extend_of(head_size: int, q: Tensor, *, codes: bool = False) -> Extend:
+def extend_of(head_size: int, q: Tensor | Shape, *, codes: bool = False) -> Extend:
     """Tiles for queries of this size and dtype, over keys that are numbers or codes.
 
     float32 runs on the scalar units: large tiles only take long to compile.
@@ -156,6 +206,11 @@ def decode_of(head_size: int, *, codes: bool) -> Decode:
     return chip.decode
 
 
+def spans_of(max_seq_len: int) -> int:
+    """Keys in whole pairs of the smallest tiles: `splits_of` asks for no more, and is settled for them together."""
+    return (max_seq_len + 31) & ~31
+
+
 def splits_of(num_rows: int, num_heads: int, max_seq_len: int, tuning: Decode) -> int:
     """Spans that the keys of each row are cut into: enough programs to fill the chip, none of less than a few tiles."""
     wanted = active().multiprocessors * tuning.waves
@@ -163,65 +218,31 @@ def splits_of(num_rows: int, num_heads: int, max_seq_len: int, tuning: Decode) -
     return max(1, min(wanted // max(1, num_rows * num_heads), most, MAX_SPLITS))
 
 
-def _decode(
-    out: Tensor,
-    q: Tensor,
-    kv: KV,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    masks: tuple[float, float, int],
-    sinks: Tensor,
-    shape: dict[str, int | bool],
-) -> None:
-    grid, parts, meta = decoding(out, q, kv, seq_lens.shape[0], max_seq_len, masks[2])
-    attention.decode[grid](
-        out,
-        *parts,
-        q,
-        kv.blocks,
-        kv.scales,
-        block_table,
-        query_start,
-        seq_lens,
-        *q.stride()[:2],
-        *out.stride()[:2],
-        block_table.stride(0),
-        kv.block_stride,
-        kv.scale_stride,
-        *masks,
-        grid[2],
-        sinks,
-        **meta,
-        **shape,
-    )
+@settled
+def _decode(shape: Shape, num_rows: int, max_seq_len: int) -> tuple[Programs, int, Launch]:
+    _check(shape)
+    programs, cells, options = decoding(shape, num_rows, max_seq_len)
+    return programs, cells, Launch(attention.decode, FP8=active().fp8, **options, **shape.settled)
 
 
-def decoding(
-    out: Tensor, q: Tensor, kv: KV, num_rows: int, max_seq_len: int, window: int
-) -> tuple[tuple[int, int, int], tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
-    """How rows of one query are launched: programs, of which the last number is that of splits; partial results, sums and locks
-    of the splits; tile and options."""
-    chip, codes = active(), kv.kind != codec.PLAIN.value
-    tuning = decode_of(kv.head_size, codes=codes)
-    num_heads = q.shape[1]
-    splits = splits_of(num_rows, kv.num_heads, min(max_seq_len, window or max_seq_len), tuning)
-    cells = filled(num_rows * num_heads * splits)
-    scratch, locks = _SCRATCH.get(q.device), _LOCKS.get(q.device)
-    if 4 * cells * (kv.head_size + 1) > scratch.numel() or 4 * num_rows * kv.num_heads > locks.numel():
-        splits, cells = 1, 0
-    sums = scratch[: 4 * cells].view(torch.float32)
-    partial = scratch[4 * cells : 4 * cells * (kv.head_size + 1)].view(torch.float32)
-    many = num_rows * kv.num_heads * splits > MANY * chip.multiprocessors
+def decoding(shape: Shape, num_rows: int, max_seq_len: int) -> tuple[Programs, int, dict[str, Any]]:
+    """How rows of one query are launched: programs, of which the last number is that of splits; cells that these need for
+    their results (`parts_of`); tile and options."""
+    chip, tuning = active(), decode_of(shape.size, codes=shape.codes)
+    splits = splits_of(num_rows, shape.kv_heads, min(max_seq_len, shape.window or max_seq_len), tuning)
+    cells = filled(num_rows * shape.heads * splits)
+    if 4 * cells * (shape.size + 1) > _SCRATCH_BYTES or 4 * num_rows * shape.kv_heads > _LOCKS_BYTES:
+        splits = 1
+    many = num_rows * shape.kv_heads * splits > MANY * chip.multiprocessors
     stages = tuning.stages_of_many if many and tuning.stages_of_many else tuning.stages
-    block_n, stages = (EXACT.block_n, EXACT.stages) if q.element_size() == 4 else (tuning.block_n, stages)
+    block_n, stages = (EXACT.block_n, EXACT.stages) if shape.element_size() == 4 else (tuning.block_n, stages)
     # Codes are widened in registers, which so few warps do not have, nor those of wide heads.
-    warps = tuning.warps if not codes and kv.head_size <= WIDEST else max(4, tuning.warps)
-    block_n, stages, warps = _beside(q, kv, block_n, stages, warps)
-    meta = {
-        "GP": max(16, power_of_2(num_heads // kv.num_heads)),
-        "BLOCK_N": min(block_n, max(16, kv.tokens_per_block)),
+    warps = tuning.warps if not shape.codes and shape.size <= WIDEST else max(4, tuning.warps)
+    block_n, stages, warps = _beside(shape, block_n, stages, warps)
+    options = {
+        "splits": splits,
+        "GP": max(16, power_of_2(shape.group)),
+        "BLOCK_N": min(block_n, max(16, shape.form[0])),
         "SPLIT": splits > 1,
         "STAGES": stages,
         "num_warps": warps,
@@ -229,19 +250,13 @@ def decoding(
         **dict(tuning.options),
         **chip.dependent,
     }
-    parts = (partial if splits > 1 else out, sums if splits > 1 else out, locks.view(torch.int32))
-    return (num_rows, kv.num_heads, splits), parts, meta
+    return (num_rows, shape.kv_heads, splits), cells if splits > 1 else 0, options
 
 
-def shape_of(q: Tensor, kv: KV, window: int, soft_cap: float, sinks: Tensor | None) -> dict[str, int | bool]:
-    """What kernels are compiled for: heads, their size, blocks, masks and sinks."""
-    return {
-        "HK": kv.num_heads,
-        "G": q.shape[1] // kv.num_heads,
-        "D": kv.head_size,
-        "BLOCK_D": max(16, power_of_2(kv.head_size)),
-        "TPB": kv.tokens_per_block,
-        "CAP": soft_cap > 0.0,
-        "WINDOW": window > 0,
-        "SINKS": sinks is not None,
-    }
+def parts_of(out: Tensor, cells: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory of the splits: float32 partial results and sums of so many cells, locks. Without cells nothing is read of it."""
+    locks = _LOCKS.get(out.device)
+    if not cells:
+        return out, out, locks
+    sums = _SCRATCH.get(out.device)
+    return sums[cells:], sums, locks

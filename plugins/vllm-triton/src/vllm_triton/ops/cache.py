@@ -10,7 +10,7 @@ from torch import Tensor
 from vllm_core.api import Rejected, UnsupportedError
 from vllm_triton.kernels import codec, rope
 from vllm_triton.offers import BLOCK_SIZES, HEAD_SIZES, ITEM_BYTES, block_bytes_of
-from vllm_triton.ops.launch import power_of_2
+from vllm_triton.ops.launch import Launch, power_of_2, settled
 from vllm_triton.tuning import active
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -80,25 +80,16 @@ def _supported(what: str, wanted: object, known: object, fix: str) -> None:
 
 def kv_write(kv: KV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
     """Store k and v [T,Hk,D] at ``block * tokens_per_block + offset``."""
-    count = k.shape[0]
-    if not count:
-        return
-    rope.kv_write[(count, kv.num_heads)](
-        k,
-        v,
-        kv.blocks,
-        kv.scales,
-        slot_mapping,
-        *k.stride()[:2],
-        *v.stride()[:2],
-        kv.block_stride,
-        kv.scale_stride,
-        HK=kv.num_heads,
-        D=kv.head_size,
-        BLOCK_D=power_of_2(kv.head_size),
-        TPB=kv.tokens_per_block,
-        KIND=kv.kind,
-        num_warps=1,
+    if k.shape[0]:
+        launch = _kv_write(k.shape[1:], k.stride(), v.stride(), form_of(kv))
+        launch.start((k.shape[0], kv.num_heads, 1), k, v, kv.blocks, kv.scales, slot_mapping)
+
+
+@settled
+def _kv_write(heads: tuple[int, int], k: tuple[int, ...], v: tuple[int, ...], form: tuple[int, ...]) -> Launch:
+    count, size = heads
+    return Launch(
+        rope.kv_write, HK=count, D=size, BLOCK_D=power_of_2(size), num_warps=1, **strides_of(k=k, v=v), **cache_of(form)
     )
 
 
@@ -145,47 +136,78 @@ def _launch(
     kv: KV | None,
     slots: Tensor,
 ) -> None:
-    count, num_heads, size = q.shape
-    num_kv = k.shape[1]
+    count = q.shape[0]
     if not count:
         return
-    half = cos_sin.shape[2] if cos_sin is not None else size // 2
-    heads = _together(num_heads, num_kv)
-    dependent = active().dependent
-    rope.qk_norm_rope_kv_write[(count, (num_heads + num_kv) // heads)](
+    strides = q.stride(), k.stride(), v.stride()
+    half = None if cos_sin is None else cos_sin.shape[2]
+    form = None if kv is None else form_of(kv)
+    parts, launch = _heads(q.shape[1:], k.shape[1], strides, None if q_weight is None else eps, half, interleaved, form)
+    launch.start(
+        (count, parts, 1),
         q,
         k,
         v,
         q if q_weight is None else q_weight,
         q if k_weight is None else k_weight,
-        eps,
         positions,
         positions if cos_sin is None else cos_sin,
         q if kv is None else kv.blocks,
         q if kv is None else kv.scales,
         slots,
-        *q.stride()[:2],
-        *k.stride()[:2],
-        *v.stride()[:2],
-        0 if kv is None else kv.block_stride,
-        0 if kv is None else kv.scale_stride,
+    )
+
+
+@settled
+def _heads(
+    heads: tuple[int, int],
+    num_kv: int,
+    strides: tuple[tuple[int, ...], ...],
+    eps: float | None,
+    half: int | None,
+    interleaved: bool,
+    form: tuple[int, ...] | None,
+) -> tuple[int, Launch]:
+    """Programs of a token, and the launch: without a norm, a table or a cache where there is no eps, half or form."""
+    num_heads, size = heads
+    rotated = size // 2 if half is None else half
+    together = _together(num_heads, num_kv)
+    launch = Launch(
+        rope.qk_norm_rope_kv_write,
+        eps=eps or 0.0,
         HQ=num_heads,
         HK=num_kv,
         D=size,
-        HALF=half,
-        BLOCK_HALF=power_of_2(half),
-        BLOCK_REST=power_of_2(max(1, size - 2 * half)),
-        HEADS=heads,
-        TPB=1 if kv is None else kv.tokens_per_block,
-        NORM=q_weight is not None,
-        ROPE=cos_sin is not None,
+        HALF=rotated,
+        BLOCK_HALF=power_of_2(rotated),
+        BLOCK_REST=power_of_2(max(1, size - 2 * rotated)),
+        HEADS=together,
+        NORM=eps is not None,
+        ROPE=half is not None,
         INTERLEAVED=interleaved,
-        WRITE=kv is not None,
-        KIND=0 if kv is None else kv.kind,
+        WRITE=form is not None,
         # A power of two, as compilers want it, also for heads of 96 elements.
-        num_warps=max(1, min(4, power_of_2(heads * size) // 256)),
-        **dependent,
+        num_warps=max(1, min(4, power_of_2(together * size) // 256)),
+        **strides_of(**dict(zip("qkv", strides, strict=True))),
+        **cache_of(form or (1, 0, 0, codec.PLAIN.value)),
+        **active().dependent,
     )
+    return (num_heads + num_kv) // together, launch
+
+
+def form_of(kv: KV) -> tuple[int, int, int, int]:
+    """What `cache_of` is settled by."""
+    return kv.tokens_per_block, kv.block_stride, kv.scale_stride, kv.kind
+
+
+def cache_of(form: tuple[int, ...]) -> dict[str, int]:
+    """A cache of this form, by the kernels' names."""
+    return dict(zip(("TPB", "block_stride", "scale_stride", "KIND"), form, strict=True))
+
+
+def strides_of(**tensors: tuple[int, ...]) -> dict[str, int]:
+    """Of tokens and of heads [T,heads,D], by the kernel's names."""
+    return {f"{name}_{of}": stride for name, one in tensors.items() for of, stride in zip(("token", "head"), one, strict=False)}
 
 
 def _together(num_heads: int, num_kv: int) -> int:
@@ -218,13 +240,10 @@ def _canonical(kv: KV, blocks: Tensor) -> tuple[int, int]:
 
 def _block_shape(kv: KV) -> dict[str, int]:
     return {
-        "block_stride": kv.block_stride,
-        "scale_stride": kv.scale_stride,
         "HK": kv.num_heads,
         "D": kv.head_size,
         "BLOCK_D": power_of_2(kv.head_size),
-        "TPB": kv.tokens_per_block,
         "BLOCK_T": min(kv.tokens_per_block, 4096 // power_of_2(kv.head_size)),
-        "KIND": kv.kind,
         "num_warps": 4,
+        **cache_of(form_of(kv)),
     }

@@ -6,8 +6,18 @@ from torch import Tensor
 
 from vllm_triton.kernels import fresh
 from vllm_triton.kernels.codec import PLAIN
-from vllm_triton.ops.attention import CROWDED_BYTES, decoding, paged_attention, queries_bytes, shape_of
-from vllm_triton.ops.cache import KV, qk_norm_rope_kv_write
+from vllm_triton.ops.attention import (
+    CROWDED_BYTES,
+    Shape,
+    decoding,
+    paged_attention,
+    parts_of,
+    queries_bytes,
+    shape_of,
+    spans_of,
+)
+from vllm_triton.ops.cache import KV, qk_norm_rope_kv_write, strides_of
+from vllm_triton.ops.launch import Launch, Programs, settled
 from vllm_triton.tuning import active
 
 PROGRAMS = 2
@@ -48,16 +58,19 @@ def qk_norm_rope_attention(
         return
     if not q.shape[0]:
         return
-    grid, parts, meta = decoding(out, q, kv, seq_lens.shape[0], max_seq_len, window)
-    fresh.decode_fresh[grid](
+    shape = shape_of(out, q, kv, block_table, scale, window, soft_cap, sinks)
+    half = None if cos_sin is None else cos_sin.shape[2]
+    heads = (k.stride(), v.stride(), None if q_weight is None else eps, half, interleaved)
+    programs, cells, launch = _decode_fresh(shape, seq_lens.shape[0], spans_of(max_seq_len), *heads)
+    launch.start(
+        programs,
         out,
-        *parts,
+        *parts_of(out, cells),
         q,
         k,
         v,
         q if q_weight is None else q_weight,
         q if k_weight is None else k_weight,
-        eps,
         positions,
         positions if cos_sin is None else cos_sin,
         slot_mapping,
@@ -65,24 +78,37 @@ def qk_norm_rope_attention(
         block_table,
         query_start,
         seq_lens,
-        *q.stride()[:2],
-        *k.stride()[:2],
-        *v.stride()[:2],
-        *out.stride()[:2],
-        block_table.stride(0),
-        kv.block_stride,
-        scale,
-        soft_cap if soft_cap > 0.0 else 1.0,
-        window,
-        grid[2],
         q if sinks is None else sinks,
-        HALF=kv.head_size // 2 if cos_sin is None else cos_sin.shape[2],
-        NORM=q_weight is not None,
-        ROPE=cos_sin is not None,
-        INTERLEAVED=interleaved,
-        **meta,
-        **shape_of(q, kv, window, soft_cap, sinks),
     )
+
+
+@settled
+def _decode_fresh(
+    shape: Shape,
+    num_rows: int,
+    max_seq_len: int,
+    k: tuple[int, ...],
+    v: tuple[int, ...],
+    eps: float | None,
+    half: int | None,
+    interleaved: bool,
+) -> tuple[Programs, int, Launch]:
+    """Of k and v with these strides: without norms where there is no eps, without rotation where there is no half."""
+    programs, cells, options = decoding(shape, num_rows, max_seq_len)
+    # A cache of numbers alone has neither scales nor a kind.
+    fixed = {name: value for name, value in shape.settled.items() if name not in ("scale_stride", "KIND")}
+    launch = Launch(
+        fresh.decode_fresh,
+        eps=eps or 0.0,
+        HALF=shape.size // 2 if half is None else half,
+        NORM=eps is not None,
+        ROPE=half is not None,
+        INTERLEAVED=interleaved,
+        **strides_of(k=k, v=v),
+        **options,
+        **fixed,
+    )
+    return programs, cells, launch
 
 
 def _is_small(q: Tensor, kv: KV) -> bool:
@@ -90,5 +116,7 @@ def _is_small(q: Tensor, kv: KV) -> bool:
 
     On an H200 it made a single stream of Qwen3-8B 1.6 % faster, and 64 on two GPUs; 64 rows of eight KV heads not at all.
     """
-    few = q.shape[0] * kv.num_heads <= PROGRAMS * active().multiprocessors
-    return few and kv.kind == PLAIN.value and kv.blocks.dtype == q.dtype and queries_bytes(q, kv) < CROWDED_BYTES
+    count, heads, size = q.shape
+    few = count * kv.num_heads <= PROGRAMS * active().multiprocessors
+    plain = kv.kind == PLAIN.value and kv.blocks.dtype == q.dtype
+    return few and plain and queries_bytes(heads // kv.num_heads, size, q.element_size()) < CROWDED_BYTES

@@ -16,7 +16,7 @@ from vllm_core.api import Weight
 from vllm_triton.kernels import linear as kernels
 from vllm_triton.ops import quant
 from vllm_triton.ops.elementwise import gated_activation, kind_of
-from vllm_triton.ops.launch import Scratch
+from vllm_triton.ops.launch import Launch, Programs, Scratch, settled
 from vllm_triton.ops.norm import rms_norm
 from vllm_triton.tuning import active
 
@@ -27,8 +27,8 @@ SMALL_WEIGHT = 8 << 20
 """Elements of a small weight."""
 
 _PLAIN, _ADD, _GATED = 0, 1, 2
-_PARTS = Scratch(32 << 20)
-_LOCKS = Scratch(64 << 10, zero=True)
+_PARTS = Scratch(32 << 20, dtype=torch.float32)
+_LOCKS = Scratch(64 << 10, dtype=torch.int32, zero=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,58 +140,62 @@ def _few(
     x = x.contiguous()
     rows = weight.weight.shape[0] // (2 if epilogue == _GATED else 1)
     bias = out if weight.bias is None else weight.bias
-    chip = active()
-    fixed = {
-        "K": columns,
-        "BIAS": weight.bias is not None,
-        "EPILOGUE": epilogue,
-        "KIND": kind_of(kind),
-        **chip.dependent,
-    }
+    fixed = (rows, columns, weight.bias is not None, epilogue, kind)
     if count == 1:
-        one = chip.one_row(rows, columns)
-        kernels.one_row[(-(-rows // one.block_n),)](
-            out,
-            x,
-            weight.weight,
-            bias,
-            x if norm is None else norm,
-            eps,
-            rows,
-            BLOCK_N=one.block_n,
-            BLOCK_K=one.block_k,
-            NORM=norm is not None,
-            num_warps=one.warps,
-            **dict(one.options),
-            **fixed,
-        )
+        programs, launch = _one_row(*fixed, None if norm is None else eps)
+        launch.start(programs, out, x, weight.weight, bias, x if norm is None else norm)
         return
-    few = chip.few_rows(count, rows, columns, epilogue == _GATED)
-    if count > few.block_m:
+    most, programs, launch = _few_rows(count, *fixed, x.element_size())
+    if count > most:
         # A tile holds fewer rows here: the weight is read once for each.
-        for begin in range(0, count, few.block_m):
-            part = slice(begin, begin + few.block_m)
+        for begin in range(0, count, most):
+            part = slice(begin, begin + most)
             _few(out[part], x[part], weight, epilogue, norm=norm, eps=eps, kind=kind)
         return
-    parts, locks = _PARTS.get(x.device), _LOCKS.get(x.device)
-    tiles = -(-rows // few.block_n)
-    kernels.few_rows[(tiles, few.split)](
-        out,
-        x,
-        weight.weight,
-        bias,
-        parts.view(torch.float32),
-        locks.view(torch.int32),
-        count,
-        rows,
-        BLOCK_M=few.block_m,
-        BLOCK_N=few.block_n,
-        BLOCK_K=few.block_k,
-        SPLIT=few.split,
-        AHEAD=min(few.ahead, columns // few.split * x.element_size()),
-        STAGES=few.stages,
-        num_warps=few.warps,
-        num_stages=few.stages,
-        **dict(few.options),
-        **fixed,
+    launch.start(programs, out, x, weight.weight, bias, _PARTS.get(x.device), _LOCKS.get(x.device))
+
+
+@settled
+def _one_row(rows: int, columns: int, biased: bool, epilogue: int, kind: str, eps: float | None) -> tuple[Programs, Launch]:
+    """Of a weight [rows, columns], or two where gated; x is normed where there is an eps."""
+    tile = active().one_row(rows, columns)
+    launch = Launch(
+        kernels.one_row,
+        eps=eps or 0.0,
+        N=rows,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k,
+        NORM=eps is not None,
+        num_warps=tile.warps,
+        **dict(tile.options),
+        **_fixed(columns, biased, epilogue, kind),
     )
+    return (-(-rows // tile.block_n), 1, 1), launch
+
+
+@settled
+def _few_rows(
+    count: int, rows: int, columns: int, biased: bool, epilogue: int, kind: str, item_bytes: int
+) -> tuple[int, Programs, Launch]:
+    """Of a weight as of `_one_row`, after the most rows of x that a tile takes."""
+    tile = active().few_rows(count, rows, columns, epilogue == _GATED)
+    launch = Launch(
+        kernels.few_rows,
+        T=count,
+        N=rows,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k,
+        SPLIT=tile.split,
+        AHEAD=min(tile.ahead, columns // tile.split * item_bytes),
+        STAGES=tile.stages,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **dict(tile.options),
+        **_fixed(columns, biased, epilogue, kind),
+    )
+    return tile.block_m, (-(-rows // tile.block_n), tile.split, 1), launch
+
+
+def _fixed(columns: int, biased: bool, epilogue: int, kind: str) -> dict[str, int]:
+    return {"K": columns, "BIAS": biased, "EPILOGUE": epilogue, "KIND": kind_of(kind), **active().dependent}
