@@ -163,34 +163,18 @@ def neon(session: nox.Session) -> None:
     pytest(session, f"{tests}/test_native_elsewhere.py")
 
 
-@nox.session(name="xpu-kernels", python="3.11")
+@nox.session(name="xpu-kernels")
 def xpu_kernels(session: nox.Session) -> None:
-    """vllm-xpu's kernels through Intel's Triton to SPIR-V, and run on Intel's runtime for processors, in an environment of its
-    own: it takes the place of Triton."""
-    session.env.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"})
-    needed = [f"./{PACKAGES[name]}" for name in ("core", "triton", "xpu")]
-    session.install("-c", "constraints.txt", "torch", *needed, *nox.project.dependency_groups(PYPROJECT, "light-test"))
-    session.install("--no-deps", "--pre", "triton-xpu==3.3.0b1")
-    session.install("pyopencl==2026.1.4", "intel-opencl-rt==2026.2.0")
-    tests = [f"plugins/vllm-xpu/tests/test_kernels_{name}.py" for name in ("spirv", "executed")]
-    session.run("python", "-m", "pytest", "-q", *tests, *options(session))
+    """vllm-xpu's kernels by Intel's Triton to SPIR-V, and run on Intel's runtime for processors (400 MB, no GPU)."""
+    install(session, "test")
+    session.run("python", "tools/intel_kernels.py", "--required", "--all", *options(session))
 
 
 @nox.session
 def vendors(session: nox.Session) -> None:
     """Calls of the vendors' own packages against those packages: signatures, schemas, Meta kernels (230 MB, nothing is run)."""
     install(session, "test")
-    folder = Path(session.create_tmp()) / "vendors"
-    site = folder / "site"
-    session.run("pip", "download", "--quiet", "--no-deps", "--dest", str(folder), "torch-npu==2.13.0")
-    # Beside the environment: one of them in it would be found by probes, and torch_npu makes `import torch` fail.
-    packages = ["amd-aiter", "vllm-xpu-kernels==0.1.16.2"]
-    session.run("pip", "install", "--quiet", "--no-deps", "--pre", "--upgrade", "--target", str(site), *packages)
-    session.env["PYTHONPATH"] = str(site)
-    session.env["TORCH_NPU_WHEEL"] = str(next(folder.glob("torch_npu-*.whl")))
-    tests = ["rocm/tests/test_aiter.py", "xpu/tests/test_xpu_kernels.py", "ascend/tests/test_vendor_calls.py"]
-    paths = [*(f"plugins/vllm-{name}" for name in tests), "simulator/tests/test_npu.py"]
-    session.run("python", "-m", "pytest", "-q", *paths, *options(session))
+    session.run("python", "tools/vendors.py", "--required", *options(session))
 
 
 @nox.session

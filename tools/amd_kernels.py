@@ -19,6 +19,7 @@ from typing import Any
 from vllm_rocm.backends.families import ARCHITECTURES, family_of
 from vllm_rocm.chips import chip_of
 from vllm_triton.tried import NUMBERS
+from vllm_triton.workload import MODELS as MODELS_BY_NAME
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "amd-kernels.md"
 MODELS = ("Qwen3-0.6B", "Qwen3-8B", "Qwen3-30B-A3B")
@@ -78,7 +79,8 @@ def forms_of(architecture: str) -> list[tuple[str, str]]:
     family = family_of(architecture)
     assert family is not None
     # "fp8" is another name of "fp8_e4m3".
-    codes = sorted(family.tried.kv_dtypes - NUMBERS - {"fp8"})
+    wide = family.tried.codes.largest_head >= MODELS_BY_NAME[FORMS_OF].head_size
+    codes = sorted(family.tried.kv_dtypes - NUMBERS - {"fp8"}) if wide else []
     packed = sorted(family.tried.formats - {"plain"})
     return [*(("--kv-dtype", name) for name in codes), *(("--weights", name) for name in packed)]
 

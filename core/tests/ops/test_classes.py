@@ -8,8 +8,10 @@ import sys
 import pytest
 import torch
 
+from vllm_core.api import FORMATS
 from vllm_core.ops import classes, inputs
 from vllm_core.ops.classes import THIRD, Variant, parse
+from vllm_core.ops.quant import decode
 from vllm_core.ops.shapes import shape_of
 
 
@@ -23,6 +25,16 @@ def test_variants_add_up():
     assert parse("decode/window/cap/kv_float16").variant == Variant(window=THIRD, cap=True, kv_dtype="float16")
     assert parse("decode/window7/rest").variant == Variant(window=7, rest=True)
     assert parse("mixed/plain").variant == Variant()
+
+
+def test_a_format_is_that_of_the_weight_of_both_kinds_of_products():
+    for name in FORMATS:
+        assert parse(f"mixed/h512/{name}").variant == Variant(weights=name)
+        for op in (inputs.linear, inputs.gated_linear):
+            (weight,) = [one.weight for one in op("bfloat16", 1, f"one_token/h512/{name}") if isinstance(one, inputs.Weight)]
+            assert weight.format == name
+            size = decode(weight, torch.float32).std() * 512**0.5
+            assert 0.3 < size < 2, "products are about 1"
 
 
 def test_without_a_variant_the_seed_turns_them():

@@ -39,6 +39,9 @@ VENDOR = {
     "atb::_npu_reshape_and_cache",
 }
 
+ND, FRACTAL_NZ = 2, 29
+"""`aclFormat` of rows one after the other, and of the matrix unit's blocks."""
+
 EXPERTS = {
     "npu::npu_moe_gating_top_k_softmax",
     "npu::npu_moe_init_routing_v2",
@@ -114,6 +117,26 @@ def test_the_tokens_are_those_of_vllm_cpu(simulated, child, model, on_the_host, 
     wanted = VENDOR if dtype == "float16" else VENDOR - attention
     assert {name for name in calls if "npu" in name} >= wanted
     assert dtype == "float16" or not attention & set(calls)
+    check_formats(calls, half=dtype == "float16")
+
+
+def check_formats(calls: Counter[str], *, half: bool) -> None:
+    """Products of the layers read FRACTAL_NZ, which is of half precision; the head's 257 rows are no whole blocks."""
+    within = {op: calls[f"{op} in format {FRACTAL_NZ}"] for op in ("aten::mm", "aten::addmm")}
+    if half:
+        assert within["aten::addmm"] == calls["aten::addmm"] > 0
+        assert calls["aten::mm"] > within["aten::mm"] > 0
+    else:
+        assert not any(within.values())
+
+
+def test_a_weight_is_packed_into_the_matrix_units_format_and_multiplied_from_there(simulated, child):
+    found = child(HERE / "formats_child.py", environ=simulated())
+    plain = found.pop("float32"), found.pop("ragged rows"), found.pop("ragged columns"), found.pop("rows that are embeddings")
+    assert {one["format"] for one in found.values()} == {FRACTAL_NZ}
+    assert {one["format"] for one in plain} == {ND}
+    assert found.keys() == {"float16", "bfloat16"}
+    assert max(one["difference"] for one in (*found.values(), *plain)) < 0.02
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", pytest.param("mixtral", marks=pytest.mark.slow)])

@@ -59,7 +59,7 @@ def test_caches_of_8_bits_are_served_as_the_manifest_says_but_by_aiter(make_fact
     for one in offers(make_facts(architecture, aiter="0.1.7")):
         if "paged_attention" in one.ops:
             size = 64 if one.block_sizes is None or 64 in one.block_sizes else 16
-            verdict = one.judge(attention_site(kv_dtype=dtype, tokens_per_block=size), architecture)
+            verdict = one.judge(attention_site(kv_dtype=dtype, head_size=64, tokens_per_block=size), architecture)
             assert isinstance(verdict, Rejected if one.provider == aiter.PROVIDER else Accepted)
 
 
@@ -78,12 +78,15 @@ def test_codes_for_a_model_in_float32_are_rejected_where_registers_are_few(make_
     assert isinstance(attention(make_facts(architecture), PROVIDER).judge(site, architecture), outcome)
 
 
-def test_heads_whose_codes_spill_registers_are_rejected_where_they_do(make_facts):
-    wide = attention_site(kv_dtype="int8", head_size=256)
-    assert isinstance(attention(make_facts("gfx942"), PROVIDER).judge(wide, "gfx942"), Accepted)
+@pytest.mark.parametrize("size", [128, 256])
+def test_heads_whose_codes_spill_registers_are_rejected_where_they_do(make_facts, size):
+    wide = attention_site(kv_dtype="int8", head_size=size)
+    for architecture in ("gfx942", "gfx1201"):
+        assert isinstance(attention(make_facts(architecture), PROVIDER).judge(wide, architecture), Accepted)
     verdict = attention(make_facts("gfx1100"), PROVIDER).judge(wide, "gfx1100")
     assert isinstance(verdict, Rejected)
-    assert (verdict.need, verdict.wanted) == ("head size over a cache in int8", "256")
+    assert (verdict.need, verdict.wanted) == ("head size over a cache in int8", str(size))
+    assert "up to 64" in verdict.supported
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vllm_core.api import Accepted, CallSite, Offer, Rejected, UnsupportedError
+from vllm_core.api import Accepted, CallSite, Offer, QuantTensor, Rejected, UnsupportedError
 from vllm_triton import tried, tuning
 from vllm_triton.offers import LINEAR_FORMATS, block_bytes_of
 from vllm_triton.ops.attention import paged_attention
 from vllm_triton.ops.cache import KV, kv_bind
+from vllm_triton.ops.experts import moe_pack
+from vllm_triton.ops.linear import linear, linear_pack
 from vllm_triton.portable import TUNING
 from vllm_triton.tried import Reach, Tried
 
@@ -55,7 +57,7 @@ def test_what_limits_a_cache_of_codes_is_named_with_the_reason_and_leaves_one_of
     ],
 )
 def test_what_limits_a_cache_of_numbers_is_named_and_leaves_one_in_another_dtype(monkeypatch, reach, need, supported):
-    limits = {"numbers": {"bfloat16": reach}}
+    limits = {"caches": {"bfloat16": reach}}
     site = replace(SITE, kv_dtype="bfloat16")
     for op in ("paged_attention", "kv_write", "kv_copy"):
         verdict = offer_of(op, **limits).judge(replace(site, op=op), ARCHITECTURE)
@@ -63,10 +65,16 @@ def test_what_limits_a_cache_of_numbers_is_named_and_leaves_one_in_another_dtype
         assert (verdict.need, verdict.supported) == (need, f"{supported}: {tried.SPILL}")
     halves = replace(site, dtype="float16", kv_dtype="float16")
     assert isinstance(offer_of("paged_attention", **limits).judge(halves, ARCHITECTURE), Accepted)
-    monkeypatch.setattr(tuning, "_active", [replace(TUNING, tried=Tried(numbers={"bfloat16": Reach(largest_head=32)}))])
+    monkeypatch.setattr(tuning, "_active", [replace(TUNING, tried=Tried(caches={"bfloat16": Reach(largest_head=32)}))])
     with pytest.raises(UnsupportedError, match="head size over a cache in bfloat16"):
         bound("bfloat16")
     assert bound("float16").kind == 0
+
+
+def test_a_cache_of_one_kind_of_codes_may_reach_less_far_than_the_others():
+    offer = offer_of("paged_attention", caches={"int8": Reach(largest_head=64)})
+    assert isinstance(offer.judge(SITE, ARCHITECTURE), Rejected)
+    assert isinstance(offer.judge(replace(SITE, kv_dtype="fp8_e4m3"), ARCHITECTURE), Accepted)
 
 
 def test_writers_of_codes_do_not_depend_on_the_dtype_of_the_model():
@@ -116,3 +124,22 @@ def test_a_model_in_a_dtype_that_codes_were_not_tried_with_gets_plain_weights_al
         ("float32", "plain"),
         ("bfloat16", "plain"),
     }
+
+
+PACKED = QuantTensor("int8_channel", (16, 128), torch.zeros(16, 128, dtype=torch.int8), torch.ones(16))
+
+
+def test_kernels_refuse_to_pack_a_format_that_was_not_tried(monkeypatch):
+    monkeypatch.setattr(tuning, "_active", [replace(TUNING, tried=Tried(formats=frozenset({"plain", "fp8_channel"})))])
+    for call in (lambda: linear_pack(PACKED, None, ()), lambda: moe_pack(PACKED, PACKED, 1, ())):
+        with pytest.raises(UnsupportedError, match="int8_channel") as caught:
+            call()
+        assert tried.SPILL in caught.value.expected
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+def test_kernels_refuse_products_with_packed_weights_in_a_dtype_that_was_not_tried(monkeypatch, rows):
+    monkeypatch.setattr(tuning, "_active", [replace(TUNING, tried=Tried(dtypes=frozenset({"float16"})))])
+    packed = linear_pack(PACKED, None, ())
+    with pytest.raises(UnsupportedError, match="float32"):
+        linear(torch.zeros(rows, 16), torch.zeros(rows, 128), packed)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from vllm_conformance.case import Size
-from vllm_core.api import OPS, Support, is_available
+from vllm_core.api import FORMATS, OPS, Support, is_available
 from vllm_core.api.ops import FP8_ACTIVATION
 
 STRIDED, IN_PLACE, GRAPH = "strided", "in_place", "graph"
@@ -68,6 +68,15 @@ _FP8 = (
     Run("empty/h512/fp8", 2),
     Run("long/h512/fp8", 2, STRIDED),
 )
+_PACKED: Mapping[str, tuple[Run, ...]] = {
+    "linear": (
+        *(Run(f"mixed/h512/{name}", 1, ci=True) for name in FORMATS),
+        *(Run(f"one_token/h512/{name}") for name in FORMATS),
+    ),
+    **dict.fromkeys(("gated_linear", "rms_norm_gated_linear"), tuple(Run(f"mixed/h512/{name}", 2) for name in FORMATS)),
+}
+"""Products with packed weights: with a bias, of one row, and gated."""
+
 _EXPERTS = (
     *_PLAIN[:7],
     Run("decode/e128/t8/h64", 2, ci=True),
@@ -206,6 +215,8 @@ def runs_of(op: str, dtype: str, claims: Mapping[str, Support]) -> Iterator[Run]
             yield from _FP8
             if _claimed(claims, "graphs"):
                 yield Run("long/h512/fp8", 20, GRAPH)
+        if _claimed(claims, "quantization.weight_only"):
+            yield from _PACKED.get(op, ())
         if op in ("kv_write", "kv_copy", "kv_export", "kv_import"):
             yield from _other_kv(dtype, claims, ("mixed",))
 

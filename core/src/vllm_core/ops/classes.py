@@ -10,6 +10,7 @@ A name is a pattern and options, separated by slashes: ``mixed``, ``block_edges/
     e128 t8         experts, and those of a token
     wide            linear: out is float32         rest       what no query may see is NaN
     fp8             linear: the weight is in fp8, and x may be rounded to it
+    q8_0 int8_channel ...   linear: the weight is in this format (`vllm_core.api.FORMATS`), and x is not rounded
     sinks           a logit per query head         plain      none of these variants
 
 Where a name has no variant the seed turns them, so that a few seeds show all. Imports no torch: planning a suite must
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_core.api.ops import FP8_ACTIVATION, OPS
+from vllm_core.api.quant import FORMATS, PLAIN
 
 Rows = tuple[tuple[int, int], ...]
 
@@ -45,14 +47,16 @@ ENCODER_CLASSES = KV_CLASSES
 
 _SIZES = {"q": "num_heads", "k": "num_kv_heads", "d": "head_size", "b": "tokens_per_block", "h": "width", "v": "vocab"}
 _SIZES |= {"e": "experts", "t": "chosen"}
-_OPTION = re.compile(r"([qkdbhvet])(\d+)|kv_(\w+)|window(\d*)|(cap|sinks|interleaved|partial|wide|fp8|rest|plain)")
+_OPTION = re.compile(
+    rf"([qkdbhvet])(\d+)|kv_(\w+)|window(\d*)|({'|'.join(FORMATS)})|(cap|sinks|interleaved|partial|wide|fp8|rest|plain)"
+)
 THIRD = -1
 """Window of a third of the longest sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What an op is asked for beside its sizes. `window` 0 is none; `kv_dtype` None is the model's."""
+    """What an op is asked for beside its sizes. `window` 0 is none; `kv_dtype` None is the model's; `weights` a format."""
 
     window: int = 0
     cap: bool = False
@@ -63,6 +67,7 @@ class Variant:
     wide: bool = False
     fp8: bool = False
     rest: bool = False
+    weights: str = PLAIN
 
     def features(self, op: str) -> frozenset[str]:
         """Features of the op's specification that a call site of this variant asks for."""
@@ -116,7 +121,7 @@ def _with(base: ShapeClass, option: str, name: str) -> ShapeClass:
     match = _OPTION.fullmatch(option)
     if match is None:
         raise ValueError(f"unknown option {option!r} in shape class {name!r}")
-    size, number, kv_dtype, window, flag = match.groups()
+    size, number, kv_dtype, window, weights, flag = match.groups()
     changes: dict[str, Any] = {}
     if size is not None:
         changes[_SIZES[size]] = int(number)
@@ -126,6 +131,8 @@ def _with(base: ShapeClass, option: str, name: str) -> ShapeClass:
         variant = replace(variant, kv_dtype=kv_dtype)
     elif window is not None:
         variant = replace(variant, window=int(window) if window else THIRD)
+    elif weights is not None:
+        variant = replace(variant, weights=weights)
     elif flag != "plain":
         changes[flag] = True
         variant = replace(variant, **changes)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_core.api import QuantTensor
+from vllm_core.api import FORMATS, PLAIN, QuantTensor
+from vllm_core.api.quant import FP8_FORMATS
 from vllm_core.ops.batch_inputs import (
     STEP_CLASSES,
     TAIL_CLASSES,
@@ -25,7 +26,7 @@ from vllm_core.ops.batch_inputs import (
 )
 from vllm_core.ops.classes import Variant
 from vllm_core.ops.dtypes import TORCH_DTYPES
-from vllm_core.ops.quant import FP8_SIDE
+from vllm_core.ops.quant import FP8_SIDE, decode, quantize
 from vllm_core.ops.shapes import CLASSES, ENCODER_CLASSES, KV_CLASSES, Shape, shape_of
 
 __all__ = ["SHAPE_CLASSES", "ExpertWeights", "KVContent", "Weight"]
@@ -33,6 +34,13 @@ __all__ += ["advance", "batch_update", "build_step", "logit_adjust", "sample"]
 
 KV_DTYPES = {**TORCH_DTYPES, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 """Dtypes of KV caches that hold plain values; of others, such as int8 with scales, only the provider knows the values."""
+
+
+FP8_SCALES = ("fp8_tensor", "fp8_channel", "fp8_block128")
+"""Formats of fp8 in the order in which seeds take them."""
+
+SUPER_BLOCKS = {"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
+"""Where ggml's blocks of 256 have their float16 scales (`ggml-common.h`): the gguf package reads such blocks, writes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,26 +173,52 @@ def linear_pack(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
 def linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """A product whose results are about 1; odd seeds have a bias, and sizes are no multiples of a tile.
 
-    The variant ``wide`` has an output in float32, as logits have; ``fp8`` a weight in fp8, whose format goes with the seed.
+    The variant ``wide`` has an output in float32, as logits have; ``fp8`` a weight in fp8, whose format goes with the seed;
+    a format's name one in that format.
     """
     shape, g = shape_of(shape_class), _generator(seed)
-    fp8 = shape.variant_of(seed, dtype).fp8
-    inputs, outputs = shape.hidden, 3 * shape.hidden // 2 + (0 if fp8 else 5)
+    inputs, outputs = shape.hidden, 3 * shape.hidden // 2 + (5 if _plain(shape, seed, dtype) else 0)
     x = _normal(g, dtype, shape.num_tokens, inputs)
-    weight = _fp8(g, outputs, inputs, seed) if fp8 else _normal(g, dtype, outputs, inputs, scale=inputs**-0.5)
+    weight = _weight(shape, g, dtype, seed, outputs, inputs)
     bias = _normal(g, dtype, outputs) if seed % 2 else None
     wide = shape.variant_of(seed, dtype).wide
     out = torch.zeros(shape.num_tokens, outputs, dtype=torch.float32 if wide else x.dtype)
     return out, x, Weight(weight, bias)
 
 
-def _fp8(g: torch.Generator, rows: int, columns: int, seed: int) -> QuantTensor:
-    """A weight in fp8 whose products are about 1: of a scale, of one a row, or of one a square, by the seed."""
-    name, scales = (
-        ("fp8_tensor", (1,)),
-        ("fp8_channel", (rows,)),
-        ("fp8_block128", (-(-rows // FP8_SIDE), -(-columns // FP8_SIDE))),
-    )[seed % 3]
+def _plain(shape: Shape, seed: int, dtype: str) -> bool:
+    variant = shape.variant_of(seed, dtype)
+    return variant.weights == PLAIN and not variant.fp8
+
+
+def _weight(shape: Shape, g: torch.Generator, dtype: str, seed: int, rows: int, columns: int) -> Tensor | QuantTensor:
+    """A matrix whose products are about 1, in the format that the variant asks for."""
+    variant = shape.variant_of(seed, dtype)
+    if variant.fp8 or variant.weights in FP8_FORMATS:
+        return _fp8(g, rows, columns, FP8_SCALES[seed % 3] if variant.fp8 else variant.weights)
+    if variant.weights in SUPER_BLOCKS:
+        return _super_blocks(g, rows, columns, variant.weights)
+    plain = _normal(g, dtype, rows, columns, scale=columns**-0.5)
+    return plain if variant.weights == PLAIN else quantize(plain, variant.weights)
+
+
+def _super_blocks(g: torch.Generator, rows: int, columns: int, name: str) -> QuantTensor:
+    """Random codes and small scales; what is decoded with the blocks' own scales of 1 says how large these are to be."""
+    blocks = columns // FORMATS[name].block
+    data = torch.randint(0, 256, (rows, blocks, FORMATS[name].block_bytes), generator=g, dtype=torch.uint8)
+
+    def scaled(factors: Tensor) -> QuantTensor:
+        for at in SUPER_BLOCKS[name]:
+            data[:, :, at : at + 2] = factors.to(torch.float16).unsqueeze(-1).view(torch.uint8)
+        return QuantTensor(name, (rows, columns), data.view(rows, -1).clone())
+
+    size = decode(scaled(torch.ones(rows, blocks)), torch.float32).std()
+    return scaled((torch.rand(rows, blocks, generator=g) + 0.5) * columns**-0.5 / size)
+
+
+def _fp8(g: torch.Generator, rows: int, columns: int, name: str) -> QuantTensor:
+    """A weight in fp8: of a scale, of one a row, or of one a square."""
+    scales = {"fp8_tensor": (1,), "fp8_channel": (rows,), "fp8_block128": (-(-rows // FP8_SIDE), -(-columns // FP8_SIDE))}[name]
     data = (torch.randn(rows, columns, generator=g) * 64).to(torch.float8_e4m3fn)
     return QuantTensor(name, (rows, columns), data, (torch.rand(scales, generator=g) + 0.5) * columns**-0.5 / 64)
 
@@ -211,10 +245,9 @@ def gated_linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
 def rms_norm_gated_linear(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """The first half of a gated MLP; the seed turns the activation."""
     shape, g = shape_of(shape_class), _generator(seed)
-    fp8 = shape.variant_of(seed, dtype).fp8
-    inputs, outputs = shape.hidden, shape.hidden // 2 + (0 if fp8 else 3)
+    inputs, outputs = shape.hidden, shape.hidden // 2 + (3 if _plain(shape, seed, dtype) else 0)
     x = _normal(g, dtype, shape.num_tokens, inputs)
-    weight = _fp8(g, 2 * outputs, inputs, seed) if fp8 else _normal(g, dtype, 2 * outputs, inputs, scale=inputs**-0.5)
+    weight = _weight(shape, g, dtype, seed, 2 * outputs, inputs)
     bias = _normal(g, dtype, 2 * outputs) if seed % 2 else None
     out = torch.zeros(shape.num_tokens, outputs, dtype=x.dtype)
     wide = torch.zeros(shape.num_tokens, 2 * outputs, dtype=x.dtype)

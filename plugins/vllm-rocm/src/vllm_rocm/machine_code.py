@@ -3,8 +3,8 @@
 ``python -m vllm_rocm.machine_code gfx942 --model Qwen3-0.6B --step 1x1 --step 4x32`` prints a line of JSON for each
 specialisation that such steps launch, and for each whole step its predicted time; ``--kv-dtype int8`` over a cache of that
 dtype, ``--weights int4_group`` with matrices in that format. ``gfx942 --claim float16/int8`` prints those of all shapes of
-attention that are offered for a model in float16 over such a cache, ``--claim float16:int4_group`` of products with such
-weights. Needs Triton with its AMD backend, no GPU.
+attention that are offered for a model in float16 over such a cache, ``--claim float16:int8_channel`` of products with such
+weights, and the claim's sum; ``--claim all`` of all that is offered there. Needs Triton with its AMD backend, no GPU.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ SIMDS = 4
 """Of a unit (`vllm_rocm.backends.families.Family`)."""
 
 CONTEXT = 4096
+EVERY = "all"
 _FIELD = r"^\s*\.{name}:\s+(\d+)"
 _MATRIX = re.compile(r"^\s+v_(?:mfma|smfmac|wmma|swmmac)_", re.MULTILINE)
 
@@ -108,21 +109,49 @@ class Compilation:
     steps: list[roofline.StepTime]
 
 
-def compile_claim(architecture: str, claim: str, *, corners: bool = False) -> Iterator[Resources]:
-    """Compile what is offered of ``DTYPE/KV_DTYPE`` or ``DTYPE:FORMAT``; of attention the ``corners`` alone if asked."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What is offered, whole: how many specialisations it has, those that claims before it have too, and the most of each.
+
+    `spilled` counts those of which a register did not fit, or that need scratch memory.
+    """
+
+    claim: str
+    kernels: int
+    spilled: int
+    vector_registers: int
+    lds_bytes: int
+
+
+def compile_claims(architecture: str, claims: Sequence[str], *, corners: bool = False) -> Iterator[Resources | Claim]:
+    """Compile what is offered of each ``DTYPE/KV_DTYPE`` or ``DTYPE:FORMAT``; of attention the ``corners`` alone if asked.
+
+    A specialisation that several claims have is compiled, and told, once; each claim is told when all of it is compiled.
+    """
     family = family_of(architecture)
     if family is None:
         raise KeyError(architecture)
-    OfflineDriver(GPUTarget("hip", architecture, family.wave_size)).install()
+    driver = OfflineDriver(GPUTarget("hip", architecture, family.wave_size)).install()
     tuning.use(family.tuning, chip_of(architecture).units)
     every = tried.offers("", family.architectures, family.tried)
-    seen: set[str] = set()
-    for one in claimed.asked(every, architecture, claim, corners=corners):
-        claimed.launch(one)
-        for found in compiled():
-            if found.metadata.hash not in seen:
-                seen.add(found.metadata.hash)
-                yield resources_of(found, family, str(one))
+
+    def read(found: Compiled, shape: str) -> Resources:
+        return resources_of(found, family, shape)
+
+    sweep = claimed.Sweep(driver, every, architecture, read, corners)
+    for claim in claims:
+        yield from sweep.new(claim)
+        yield _whole(claim, sweep.whole())
+
+
+def _whole(claim: str, rows: Sequence[Resources]) -> Claim:
+    return Claim(
+        claim=claim,
+        kernels=len(rows),
+        spilled=sum(bool(row.vector_spills or row.scalar_spills or row.scratch_bytes) for row in rows),
+        vector_registers=max(row.vector_registers for row in rows),
+        lds_bytes=max(row.lds_bytes for row in rows),
+    )
 
 
 def compile_steps(architecture: str, model: Model, steps: Sequence[Step]) -> Compilation:
@@ -175,6 +204,14 @@ def _timed(resources: Resources, step: Step, launch: Launch, chip: roofline.Chip
     return replace(resources, floor_us=roofline.floor_s(work, chip) * 1e6, predicted_us=predicted * 1e6)
 
 
+def claims_of(architecture: str) -> list[str]:
+    """All that is offered on an architecture. Raises KeyError for one that is not known."""
+    family = family_of(architecture)
+    if family is None:
+        raise KeyError(architecture)
+    return claimed.claims(family.tried)
+
+
 def options_of(arguments: list[str]) -> argparse.Namespace:
     """The command's arguments, read. Raises SystemExit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -182,7 +219,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", choices=sorted(MODELS), default="Qwen3-0.6B")
     asked = parser.add_mutually_exclusive_group(required=True)
     asked.add_argument("--step", action="append", metavar="ROWSxQUERIES")
-    asked.add_argument("--claim", metavar="DTYPE/KV_DTYPE or DTYPE:FORMAT")
+    asked.add_argument("--claim", action="append", metavar="DTYPE/KV_DTYPE, DTYPE:FORMAT or all")
     parser.add_argument("--corners", action="store_true", help="of a claim the extremes alone")
     parser.add_argument("--kv-dtype", choices=ITEM_BYTES, default="bfloat16")
     parser.add_argument("--weights", choices=sorted(LINEAR_FORMATS), default=PLAIN)
@@ -193,8 +230,10 @@ def main(arguments: list[str]) -> None:
     """Print a line of JSON a specialisation."""
     options = options_of(arguments)
     if options.claim:
-        for row in compile_claim(options.architecture, options.claim, corners=options.corners):
+        claims = claims_of(options.architecture) if EVERY in options.claim else options.claim
+        for row in compile_claims(options.architecture, claims, corners=options.corners):
             sys.stdout.write(json.dumps(asdict(row)) + "\n")
+            sys.stdout.flush()
         return
     sizes = [tuple(map(int, one.split("x"))) for one in options.step]
     forms = {"kv_dtype": options.kv_dtype, "weights": options.weights}

@@ -34,7 +34,7 @@ STATEMENT = (
 
 CODES = Partial(
     "beyond that registers spill",
-    cases=("blocks of 16 tokens or more", "on RDNA bfloat16 and float16", "on gfx1100 heads up to 128"),
+    cases=("blocks of 16 tokens or more", "on RDNA bfloat16 and float16", "on gfx1100 heads up to 64"),
 )
 
 CLAIMS: Mapping[str, Support] = MappingProxyType(

@@ -40,13 +40,13 @@ class Tried:
     """What a family's chips are offered; all, unless something is left out, and ``why``.
 
     Dtypes of the KV cache, formats of weights; dtypes of the model that codes of either are widened to; how far caches of codes
-    go, and those of numbers by their dtype, where it is less than all.
+    go, and others by their dtype, where it is less than all.
     """
 
     kv_dtypes: frozenset[str] = frozenset(every.ITEM_BYTES)
     dtypes: frozenset[str] = NUMBERS
     codes: Reach = WHOLE
-    numbers: Mapping[str, Reach] = field(default_factory=dict)
+    caches: Mapping[str, Reach] = field(default_factory=dict)
     formats: frozenset[str] = every.LINEAR_FORMATS
     why: str = SPILL
 
@@ -56,10 +56,8 @@ class Tried:
         """Whether a cache was tried, as far as is told of it and of the model that reads it."""
         if kv_dtype not in self.kv_dtypes:
             return Rejected("kv dtype", kv_dtype, f"{_listing(self.kv_dtypes)}: {self.why}")
-        over, reach = f"over a cache in {kv_dtype}", self.codes
-        if kv_dtype in NUMBERS:
-            reach = self.numbers.get(kv_dtype, WHOLE)
-        elif dtype is not None and dtype not in self.dtypes:
+        over, reach = f"over a cache in {kv_dtype}", self.caches.get(kv_dtype, WHOLE if kv_dtype in NUMBERS else self.codes)
+        if kv_dtype not in NUMBERS and dtype is not None and dtype not in self.dtypes:
             return Rejected(f"dtype {over}", dtype, f"{_listing(self.dtypes)}: {self.why}")
         if head_size is not None and head_size > reach.largest_head:
             return Rejected(f"head size {over}", str(head_size), f"up to {reach.largest_head}: {self.why}")

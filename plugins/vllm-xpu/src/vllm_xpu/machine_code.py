@@ -168,20 +168,23 @@ def compile_steps(
         yield roofline.step_time(_name(step), model, step, launches, chip)
 
 
-def compile_claim(architecture: str, claim: str, *, corners: bool = False, ocloc: bool = False) -> Iterator[Resources]:
-    """Compile what is offered of ``DTYPE/KV_DTYPE`` or ``DTYPE:FORMAT``; of attention the ``corners`` alone if asked."""
+def compile_claims(
+    architecture: str, claims: Sequence[str], *, corners: bool = False, ocloc: bool = False
+) -> Iterator[Resources]:
+    """Compile what is offered of each ``DTYPE/KV_DTYPE`` or ``DTYPE:FORMAT``, what several have once; of attention the
+    ``corners`` alone if asked."""
     register_backend()
     family = _family(architecture)
-    OfflineDriver(GPUTarget("xpu", device_facts(architecture), 2 * family.lanes)).install()
+    driver = OfflineDriver(GPUTarget("xpu", device_facts(architecture), 2 * family.lanes)).install()
     tuning.use(family.tuning, chip_of(architecture).units)
     every = tried.offers("", family.architectures, family.tried)
-    seen: set[str] = set()
-    for one in claimed.asked(every, architecture, claim, corners=corners):
-        claimed.launch(one)
-        for found in compiled():
-            if found.metadata.hash not in seen:
-                seen.add(found.metadata.hash)
-                yield _judged(found, architecture, str(one), ocloc)
+
+    def read(found: Compiled, shape: str) -> Resources:
+        return _judged(found, architecture, shape, ocloc)
+
+    sweep = claimed.Sweep(driver, every, architecture, read, corners)
+    for claim in claims:
+        yield from sweep.new(claim)
 
 
 def _judged(one: Compiled, architecture: str, step: str, ocloc: bool) -> Resources:
@@ -203,7 +206,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--model", choices=sorted(MODELS), default="Qwen3-0.6B")
     asked = parser.add_mutually_exclusive_group(required=True)
     asked.add_argument("--step", action="append", metavar="ROWSxQUERIES")
-    asked.add_argument("--claim", metavar="DTYPE/KV_DTYPE or DTYPE:FORMAT")
+    asked.add_argument("--claim", action="append", metavar="DTYPE/KV_DTYPE or DTYPE:FORMAT")
     parser.add_argument("--corners", action="store_true", help="of a claim the extremes alone")
     parser.add_argument("--kv-dtype", choices=ITEM_BYTES, default="bfloat16")
     parser.add_argument("--weights", choices=sorted(LINEAR_FORMATS), default=PLAIN)
@@ -211,7 +214,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--ocloc", action="store_true", help="machine code too, where ocloc is installed")
     options = parser.parse_args(arguments)
     if options.claim:
-        for row in compile_claim(options.architecture, options.claim, corners=options.corners, ocloc=options.ocloc):
+        for row in compile_claims(options.architecture, options.claim, corners=options.corners, ocloc=options.ocloc):
             sys.stdout.write(json.dumps(asdict(row)) + "\n")
         return
     sizes = [tuple(map(int, one.split("x"))) for one in options.step]

@@ -340,13 +340,16 @@ c10::DeviceIndex common_device(const std::string& op, std::vector<IValue>& argum
   return index_of(found);
 }
 
-// What reads a tensor in a private format of the vendor: products. Everything else would see its bytes in another order.
+// What reads a tensor in a private format of the vendor: products, which are counted. Everything else would see its bytes in
+// another order.
 void check_formats(const std::string& op, std::vector<IValue>& arguments) {
   static const std::set<std::string> products = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::linear", "aten::matmul"};
-  if (!formatted || products.count(op)) return;
+  if (!formatted) return;
   for (auto& argument : arguments)
     replace_tensors(argument, [&](const at::Tensor& tensor) {
-      TORCH_CHECK(!on_device(tensor) || format_of(tensor) == kPlain, op, " reads a tensor in format ", format_of(tensor), ": only products do");
+      auto format = on_device(tensor) ? format_of(tensor) : kPlain;
+      TORCH_CHECK(format == kPlain || products.count(op), op, " reads a tensor in format ", format, ": only products do");
+      if (format != kPlain) ++counts[op + " in format " + std::to_string(format)];
       return tensor;
     });
 }

@@ -31,8 +31,12 @@ def run_op(subject: Subject, params: Mapping[str, Any]) -> Evidence:
         return _evidence([(offer, run_offer(subject, offer, params)) for offer in accepted], params["seed"])
     rejections = [(offer, verdict) for offer, verdict in verdicts if isinstance(verdict, Rejected)]
     # A call does not say that its inputs may be rounded: it is exact, and right, where that is not offered.
-    silent = FP8_ACTIVATION in site.features
-    return refused(subject, [_attempt(subject, offer, verdict, params, silent) for offer, verdict in rejections])
+    rounding = FP8_ACTIVATION in site.features
+    # References decode a weight of any format, as core does for everybody who does not read it.
+    silent = {offer.provider: rounding or offer.kind == "reference" for offer, _ in rejections}
+    return refused(
+        subject, [_attempt(subject, offer, verdict, params, silent[offer.provider]) for offer, verdict in rejections]
+    )
 
 
 def run_offer(subject: Subject, offer: Offer, params: Mapping[str, Any]) -> Judgement:
@@ -101,5 +105,6 @@ def site_of(op: str, dtype: str, seed: int, shape_class: str) -> CallSite:
         kv_dtype=(variant.kv_dtype or dtype) if is_kv else None,
         head_size=shape.head_size if is_kv else None,
         tokens_per_block=shape.tokens_per_block if is_kv else None,
+        format=variant.weights,
         features=variant.features(op),
     )

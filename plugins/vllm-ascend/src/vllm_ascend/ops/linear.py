@@ -83,6 +83,14 @@ def linear_add(residual: Tensor, delta: Tensor, x: Tensor, weight: Packed | Pack
 
 def _int8(x: Tensor, weight: PackedInt8) -> Tensor:
     """`npu_weight_quant_batchmatmul`: the codes are widened inside the product, x stays what it is."""
+    if x.dtype not in HALF:
+        raise UnsupportedError(
+            "Product with an int8 weight has no call",
+            on="npu_weight_quant_batchmatmul",
+            found=str(x.dtype).removeprefix("torch."),
+            expected="float16 or bfloat16",
+            fix="choose another --dtype, or let the loader decode the weight: --provider linear=reference",
+        )
     bias = weight.bias
     if bias is not None:
         bias = bias.to(torch.float32 if x.dtype == torch.bfloat16 else torch.float16)

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vllm_core.api import QuantTensor, UnsupportedError, Weight
 from vllm_cpu import probe
+from vllm_cpu.recording import recorded
 
 _FEATURES = probe.features()
 ROW_GRANULE = 8 if "avx512f" in _FEATURES else 4
@@ -49,13 +51,22 @@ class Packed:
         return self.transposed.shape[1]
 
 
-def linear_pack(weight: Tensor, bias: Tensor | None, readers: Sequence[str]) -> Packed:
-    """Keep the tensor: [N,K] rows are contiguous."""
+def linear_pack(weight: Weight, bias: Tensor | None, readers: Sequence[str]) -> Packed:
+    """Keep the tensor: [N,K] rows are contiguous. Raises UnsupportedError for a quantised weight."""
+    if not isinstance(weight, Tensor):
+        raise UnsupportedError(
+            "Format of a weight has no product here",
+            on="linear_pack",
+            found=weight.format if isinstance(weight, QuantTensor) else "a stack of formats",
+            expected="numbers of the model's dtype",
+            fix="let the loader decode it, or use the native library, which reads some formats",
+        )
     narrow = weight.dtype is not torch.float32
     native = weight.dtype is torch.bfloat16 and NATIVE_NARROW
     return Packed(weight.contiguous().t(), bias, tuple(readers), narrow and not native)
 
 
+@recorded
 def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
     """``out[T,N] = x[T,K] @ weight + bias``; out may be float32 where x is narrow."""
     if TILE_ROWS and not weight.widened and x.dtype is torch.float32:
@@ -69,6 +80,7 @@ def linear(out: Tensor, x: Tensor, weight: Packed) -> None:
         out.add_(weight.bias)
 
 
+@recorded
 def linear_unpadded(out: Tensor, x: Tensor, weight: Packed) -> None:
     """`linear` without padding: a single row is a matrix-vector product, whose sums may differ in the last bits."""
     if weight.widened and not (len(x) == 1 and out.dtype is x.dtype):

@@ -21,15 +21,17 @@ bfloat16.
 """
 
 HALVES = frozenset({"bfloat16", "float16"})
-TRIED_RDNA4 = Tried(codes=Reach(smallest_block=16), dtypes=HALVES, numbers={"float32": Reach(largest_head=64)})
+TRIED_RDNA4 = Tried(codes=Reach(smallest_block=16), dtypes=HALVES, caches={"float32": Reach(largest_head=64)})
 """The same on RDNA, whose lanes have half as many, and float32 no matrix unit."""
 
 TRIED_RDNA3 = replace(
     TRIED_RDNA4,
-    codes=Reach(smallest_block=16, largest_head=128),
-    numbers={**TRIED_RDNA4.numbers, **dict.fromkeys(HALVES, Reach(largest_head=128))},
+    codes=Reach(smallest_block=16, largest_head=64),
+    caches={**TRIED_RDNA4.caches, **dict.fromkeys(HALVES, Reach(largest_head=128))},
 )
-"""Its matrix unit takes operands that both halves of a wave hold: queries and keys of 256 numbers fill all registers."""
+"""Its matrix unit takes operands that both halves of a wave hold: queries and keys of 256 numbers fill all registers, and so do
+those of 128 with the widening of codes, where many heads share one or a mask lies over them.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,9 @@ TUNING = Tuning(
     pdl=False,
     quantised=Quantised(block_m=32, stages=1),
     codes=Codes(
-        extend=Extend(block_m=32, block_n=16, warps=8, stages=1),
+        extend=Extend(block_m=16, block_n=16, warps=8, stages=1),
         extend_wide=Extend(block_m=16, block_n=16, warps=8, stages=1),
-        decode=Decode(block_n=32, warps=4, stages=1, waves=4),
+        decode=Decode(block_n=16, warps=4, stages=1, waves=4),
         decode_wide=Decode(block_n=16, warps=4, stages=1, waves=4),
     ),
 )

@@ -15,7 +15,7 @@ TUNING = replace(
     decode=Decode(block_n=32, warps=4, stages=1, waves=4),
     quantised=Quantised(block_m=32, stages=2),
     codes=Codes(
-        extend=Extend(block_m=64, block_n=32, warps=8, stages=1),
+        extend=Extend(block_m=64, block_n=16, warps=8, stages=1),
         extend_wide=Extend(block_m=32, block_n=16, warps=8, stages=1),
         decode=Decode(block_n=32, warps=4, stages=1, waves=4),
         decode_wide=Decode(block_n=16, warps=4, stages=1, waves=4),

@@ -66,6 +66,15 @@ def pack(weight: QuantTensor | QuantStack, bias: Tensor | None, *, on: str) -> Q
             expected=", ".join(_FORMS),
             fix="let the loader decode it",
         )
+    tried = active().tried
+    if weight.format not in tried.formats:
+        raise UnsupportedError(
+            "Format of a weight was not tried on this architecture",
+            on=on,
+            found=weight.format,
+            expected=f"{', '.join(sorted(tried.formats))}: {tried.why}",
+            fix="let the loader decode it",
+        )
     codes, scale, zero, unit, group, kind = make(weight)
     scale = scale.to(torch.float32).contiguous()
     rows, columns = weight.shape
@@ -151,10 +160,12 @@ def takes(x: Tensor, epilogue: int) -> bool:
 
 
 def few_rows(out: Tensor, x: Tensor, weight: QuantPacked, epilogue: int, kind: str = "silu") -> None:
-    """``out`` = what `kernels.quant.few_rows` says, of x [T,K] that it `takes`."""
+    """``out`` = what `kernels.quant.few_rows` says, of x [T,K] that it `takes`. Raises UnsupportedError for a dtype of x that
+    the platform has not tried."""
     count = x.shape[0]
     if not count:
         return
+    _check_tried(x.dtype)
     gated = epilogue == GATED.value
     rows = weight.rows // (2 if gated else 1)
     chip, tuning = active(), active().quantised
@@ -201,8 +212,21 @@ def few_rows(out: Tensor, x: Tensor, weight: QuantPacked, epilogue: int, kind: s
     )
 
 
+def _check_tried(dtype: torch.dtype) -> None:
+    name, tried = str(dtype).removeprefix("torch."), active().tried
+    if name not in tried.dtypes:
+        raise UnsupportedError(
+            "Packed weights were not tried in this dtype",
+            on="product with a packed weight",
+            found=name,
+            expected=f"{', '.join(sorted(tried.dtypes))}: {tried.why}",
+            fix="choose another --dtype, or let the loader decode the weight: --provider linear=reference",
+        )
+
+
 def widened(weight: QuantPacked, dtype: torch.dtype) -> Tensor:
-    """The matrix [N,K] in ``dtype``."""
+    """The matrix [N,K] in ``dtype``. Raises UnsupportedError for one that the platform has not tried."""
+    _check_tried(dtype)
     out = torch.empty((weight.rows, weight.columns), dtype=dtype, device=weight.codes.device)
     quant.widen[(-(-weight.rows // 16), -(-weight.columns // weight.unit))](
         out,

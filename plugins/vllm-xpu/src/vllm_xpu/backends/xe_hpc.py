@@ -14,8 +14,8 @@ LARGE = (("grf_mode", "large"),)
 
 
 def one_row(rows: int, columns: int) -> OneRow:
-    """2 to 4 KiB of each weight row at a time."""
-    return OneRow(4, 1024 if columns <= 1024 else 2048, 8)
+    """2 to 4 KiB of each weight row at a time; of gated rows both weights' do not fit into half of the registers."""
+    return OneRow(4, 1024 if columns <= 1024 else 2048, 8, LARGE)
 
 
 def few_rows(count: int, rows: int, columns: int, gated: bool) -> FewRows:

@@ -1,0 +1,30 @@
+"""What must not be in the sources: a word of what stands for the hardware in tests, or mathematics of references."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import vllm_xpu
+
+ROOT = Path(vllm_xpu.__file__).parent
+SOURCES = sorted(ROOT.rglob("*.py"))
+MATHEMATICS = {"einsum", "softmax", "scaled_dot_product_attention", "rsqrt", "silu", "gelu", "sigmoid", "matmul"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_source_knows_of_a_simulator_or_brings_reference_mathematics(path):
+    text = path.read_text(encoding="utf-8")
+    assert not re.search("simulat", text, re.IGNORECASE)
+    names = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+    assert not names & MATHEMATICS
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_source_takes_a_reference_of_core(path):
+    text = path.read_text(encoding="utf-8")
+    names = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+    assert not names & {"load_reference", "reference"}
