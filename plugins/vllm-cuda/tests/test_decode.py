@@ -20,7 +20,7 @@ from vllm_triton.ops.cache import kv_bind
 REGISTERS = 64 << 10
 
 
-def form_of(heads=4, kv_heads=8, size=128, block=64, half=False, fresh=None, rows=64, multiprocessors=132) -> Form | None:
+def form_of(heads=4, kv_heads=8, size=128, block=64, half=False, fresh=None, rows=16, multiprocessors=132) -> Form | None:
     return decodes.form_of(rows, heads, kv_heads, size, block, half, fresh, multiprocessors)
 
 
@@ -77,6 +77,11 @@ def test_a_stage_of_the_ring_is_always_the_same_warps(name):
 @pytest.mark.parametrize(("rows", "kv_heads", "taken"), [(32, 8, True), (33, 8, False), (128, 2, True), (128, 3, False)])
 def test_steps_of_many_rows_and_heads_are_left_to_the_shared_kernels(rows, kv_heads, taken):
     assert (form_of(rows=rows, kv_heads=kv_heads) is not None) is taken
+
+
+def test_one_row_is_left_to_the_shared_kernels_whose_products_need_the_cache_that_a_ring_takes():
+    assert form_of(rows=1) is None
+    assert form_of(rows=2) is not None
 
 
 @pytest.fixture
@@ -136,7 +141,7 @@ def shared_calls(monkeypatch) -> list[str]:
         {"block": 16},
         {"heads": 2},
         {"heads": 16},
-        {"rows": 256},
+        {"rows": 128},
         {"inter": True},
     ],
     ids=str,
