@@ -19,7 +19,7 @@ DECODING = {"batch_update", "build_step", "sample", "advance", "model.forward", 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     out = tmp_path_factory.mktemp("bench") / "host.json"
-    return host.run(GRID, 4, out, platform="cpu"), json.loads(out.read_text(encoding="utf-8"))
+    return host.run(GRID, 4, out, platform="cpu", enforce_eager=True), json.loads(out.read_text(encoding="utf-8"))
 
 
 def test_there_is_a_row_for_each_pair_in_order(measured) -> None:
@@ -48,7 +48,7 @@ def test_the_file_holds_the_rows(measured) -> None:
 
 
 def test_both_tables_are_printed(capsys) -> None:
-    host.run([(1, 2)], 2, None, platform="cpu")
+    host.run([(1, 2)], 2, None, platform="cpu", enforce_eager=True)
     shown = capsys.readouterr().out
     assert shown.count("1:2") == 2
     assert all(name in shown for name in (*host.STAGES, *DECODING))

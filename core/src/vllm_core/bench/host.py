@@ -205,7 +205,10 @@ def _unset(owner: object, attribute: str, _: object) -> None:
 
 
 def run(grid: Sequence[tuple[int, int]], steps: int, out: Path | None, **options: Any) -> list[HostRow]:
-    """Measure each (running, waiting), print two tables, and write JSON."""
+    """Measure each (running, waiting), print two tables, and write JSON.
+
+    Ops within a captured step are not seen: ``enforce_eager`` shows them.
+    """
     from rich.console import Console
 
     logging.getLogger("vllm_core").setLevel(logging.WARNING)
