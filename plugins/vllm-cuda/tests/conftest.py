@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -60,3 +67,36 @@ def make_facts():
         )
 
     return make
+
+
+Emulate = Callable[..., ctypes.CDLL]
+
+
+@pytest.fixture(scope="session")
+def emulate(tmp_path_factory) -> Emulate:
+    """A kernel as the host runs it: ``emulated_{name}.cpp`` around the text of ``files``, in which ``change`` is made.
+
+    Of a program's ``options`` those that define something count. One library of equal arguments is compiled once.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    folder, built = tmp_path_factory.mktemp("emulated"), {}
+    kernels = resources.files("vllm_cuda").joinpath("kernels")
+
+    def emulate(
+        name: str, files: Sequence[str], options: Sequence[str], change: tuple[str, str] = ("", ""), level: str = "-O2"
+    ) -> ctypes.CDLL:
+        number = built.setdefault((name, tuple(files), tuple(options), change, level), len(built))
+        text = "\n".join(kernels.joinpath(one).read_text(encoding="utf-8") for one in files)
+        assert change[0] in text
+        kernel, library = folder / f"kernel{number}.cu", folder / f"kernel{number}.so"
+        if not library.exists():
+            kernel.write_text(text.replace(*change) if change[0] else text)
+            defined = [option for option in options if option.startswith("-D")]
+            flags = ["-std=c++17", level, "-w", "-shared", "-fPIC", f'-DKERNEL="{kernel}"', *defined]
+            source = Path(__file__).with_name(f"emulated_{name}.cpp")
+            subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True)
+        return ctypes.CDLL(str(library))
+
+    return emulate

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
-import subprocess
 from collections.abc import Callable
-from importlib import resources
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,10 +15,7 @@ from vllm_cuda.decode_tiles import Form, Fresh
 from vllm_triton.offers import block_bytes_of
 from vllm_triton.ops.cache import kv_bind
 
-EMULATOR = Path(__file__).with_name("emulated_decode.cpp")
-COMPILER = shutil.which(os.environ.get("CXX", "c++"))
-
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+FILES = ("decode_plan.cuh", "decode_bring.cuh", "decode_join.cuh", "decode.cu")
 
 FORMS = {
     "keys in the cache": Form(64, 2, 4, 16, 4, 40 << 10, False, None),
@@ -47,22 +39,9 @@ Build = Callable[..., ctypes.CDLL]
 
 
 @pytest.fixture(scope="session")
-def build(tmp_path_factory) -> Build:
-    folder, built = tmp_path_factory.mktemp("emulated"), {}
-
+def build(emulate) -> Build:
     def build(form: Form, change: tuple[str, str] = ("", "")) -> ctypes.CDLL:
-        name = f"kernel{built.setdefault((form, change), len(built))}"
-        files = resources.files("vllm_cuda").joinpath("kernels")
-        names = ("decode_plan.cuh", "decode_bring.cuh", "decode_join.cuh", "decode.cu")
-        text = "\n".join(files.joinpath(one).read_text(encoding="utf-8") for one in names)
-        assert change[0] in text
-        kernel, library = folder / f"{name}.cu", folder / f"{name}.so"
-        if not library.exists():
-            kernel.write_text(text.replace(*change) if change[0] else text)
-            defined = [option for option in program_of(form).options if option.startswith("-D")]
-            flags = ["-std=c++17", "-O2", "-w", "-shared", "-fPIC", f'-DKERNEL="{kernel}"', *defined]
-            subprocess.run([str(COMPILER), *flags, str(EMULATOR), "-o", str(library)], check=True)
-        return ctypes.CDLL(str(library))
+        return emulate("decode", FILES, program_of(form).options, change)
 
     return build
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
-import subprocess
 from collections.abc import Callable
-from importlib import resources
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +13,7 @@ from vllm_core.ops.attention import KV, paged_attention
 from vllm_cuda.extend import LOG2E, program_of
 from vllm_cuda.extend_tiles import Form, Tile
 
-EMULATOR = Path(__file__).with_name("emulated_extend.cpp")
-COMPILER = shutil.which(os.environ.get("CXX", "c++"))
-
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+FILES = ("extend_tiles.cuh", "extend_bring.cuh", "extend.cu")
 
 FORMS = {
     "two groups in turn, several boxes a tile": Form(Tile(2, 32, 2), 64, 2, 4, 16, False, False),
@@ -54,22 +46,9 @@ Build = Callable[..., ctypes.CDLL]
 
 
 @pytest.fixture(scope="session")
-def build(tmp_path_factory) -> Build:
-    folder, built = tmp_path_factory.mktemp("emulated"), {}
-
+def build(emulate) -> Build:
     def build(form: Form, change: tuple[str, str] = ("", "")) -> ctypes.CDLL:
-        name = f"kernel{built.setdefault((form, change), len(built))}"
-        files = resources.files("vllm_cuda").joinpath("kernels")
-        names = ("extend_tiles.cuh", "extend_bring.cuh", "extend.cu")
-        text = "\n".join(files.joinpath(one).read_text(encoding="utf-8") for one in names)
-        assert change[0] in text
-        kernel, library = folder / f"{name}.cu", folder / f"{name}.so"
-        if not library.exists():
-            kernel.write_text(text.replace(*change) if change[0] else text)
-            defined = [option for option in program_of(form).options if option.startswith("-D")]
-            flags = ["-std=c++17", "-O2", "-w", "-shared", "-fPIC", f'-DKERNEL="{kernel}"', *defined]
-            subprocess.run([str(COMPILER), *flags, str(EMULATOR), "-o", str(library)], check=True)
-        return ctypes.CDLL(str(library))
+        return emulate("extend", FILES, program_of(form).options, change)
 
     return build
 

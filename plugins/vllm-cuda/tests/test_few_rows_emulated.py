@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
-import subprocess
 from collections.abc import Callable
-from importlib import resources
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +13,7 @@ from torch.nn import functional
 from vllm_cuda.few_rows import program_of
 from vllm_cuda.tiles import ADD, GATED, PLAIN, Form, Tile
 
-EMULATOR = Path(__file__).with_name("emulated_few_rows.cpp")
-COMPILER = shutil.which(os.environ.get("CXX", "c++"))
-
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+FILES = ("epilogue.cuh", "few_rows.cu")
 
 FORMS = {
     "several tiles a program": Form(Tile(64, 64, 1, 3, True), PLAIN, 0, True),
@@ -44,22 +36,9 @@ Build = Callable[..., ctypes.CDLL]
 
 
 @pytest.fixture(scope="session")
-def build(tmp_path_factory) -> Build:
-    folder, built = tmp_path_factory.mktemp("emulated"), {}
-
+def build(emulate) -> Build:
     def build(form: Form, change: tuple[str, str] = ("", "")) -> ctypes.CDLL:
-        name = f"kernel{built.setdefault((form, change), len(built))}"
-        files = resources.files("vllm_cuda").joinpath("kernels")
-        names = ("epilogue.cuh", "few_rows.cu")
-        text = "\n".join(files.joinpath(one).read_text(encoding="utf-8") for one in names)
-        assert change[0] in text
-        kernel, library = folder / f"{name}.cu", folder / f"{name}.so"
-        if not library.exists():
-            kernel.write_text(text.replace(*change) if change[0] else text)
-            defined = [option for option in program_of(form).options if option.startswith("-D")]
-            flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f'-DKERNEL="{kernel}"', *defined]
-            subprocess.run([str(COMPILER), *flags, str(EMULATOR), "-o", str(library)], check=True)
-        return ctypes.CDLL(str(library))
+        return emulate("few_rows", FILES, program_of(form).options, change, level="-O1")
 
     return build
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
-import subprocess
 from collections.abc import Callable
-from importlib import resources
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,10 +14,7 @@ from vllm_cuda.many_rows import program_of
 from vllm_cuda.many_tiles import ManyForm
 from vllm_cuda.tiles import ADD, GATED, PLAIN
 
-EMULATOR = Path(__file__).with_name("emulated_many_rows.cpp")
-COMPILER = shutil.which(os.environ.get("CXX", "c++"))
-
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+FILES = ("epilogue.cuh", "many_rows.cu")
 
 FORMS = {
     "a bias": ManyForm(128, PLAIN, 0, True, False),
@@ -42,23 +34,10 @@ Build = Callable[..., ctypes.CDLL]
 
 
 @pytest.fixture(scope="session")
-def build(tmp_path_factory) -> Build:
-    folder, built = tmp_path_factory.mktemp("emulated"), {}
-
+def build(emulate) -> Build:
     def build(form: ManyForm, change: tuple[str, str] = ("", "")) -> ctypes.CDLL:
-        name = f"kernel{built.setdefault((form, change), len(built))}"
-        files = resources.files("vllm_cuda").joinpath("kernels")
-        text = "\n".join(files.joinpath(one).read_text(encoding="utf-8") for one in ("epilogue.cuh", "many_rows.cu"))
-        assert change[0] in text
-        kernel, library = folder / f"{name}.cu", folder / f"{name}.so"
-        if not library.exists():
-            kernel.write_text(text.replace(*change) if change[0] else text)
-            defined = [option for option in program_of(form).options if option.startswith("-D")]
-            # Fewer stages than fit come into use again sooner.
-            defined.append(f"-DSTAGES={STAGES}")
-            flags = ["-std=c++17", "-O2", "-w", "-shared", "-fPIC", f'-DKERNEL="{kernel}"', *defined]
-            subprocess.run([str(COMPILER), *flags, str(EMULATOR), "-o", str(library)], check=True)
-        return ctypes.CDLL(str(library))
+        # Fewer stages than fit come into use again sooner.
+        return emulate("many_rows", FILES, (*program_of(form).options, f"-DSTAGES={STAGES}"), change)
 
     return build
 
