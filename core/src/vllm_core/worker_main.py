@@ -28,6 +28,7 @@ def run(start: Start, channel: Channel) -> None:
     from vllm_core.engine.binding import BoundOps
     from vllm_core.engine.construct import Part, build_program, shard_of, steps_in_flight
     from vllm_core.engine.parallel.program import follow
+    from vllm_core.ops import comm
     from vllm_core.registry.load import open_platform
 
     design = launch.from_bytes(start.design)
@@ -42,13 +43,15 @@ def run(start: Start, channel: Channel) -> None:
     with launch.attributed(ops):
         channel.send(frames.JOINING)
         communicator = device.communicator(rank, plan.tensor_parallel, start.rendezvous)
-        part = Part(shard_of(communicator), plan.sharers(rank), agree)
-        program, _ = build_program(design, device, ops, {}, part)
-        channel.send(frames.READY)
-        follow(program, channel, depth=steps_in_flight(design.config, device))
-    device.synchronize()
-    program.close()
-    communicator.close()
+        try:
+            part = Part(shard_of(communicator), plan.sharers(rank), agree)
+            program, _ = build_program(design, device, ops, {}, part)
+            channel.send(frames.READY)
+            follow(program, channel, depth=steps_in_flight(design.config, device))
+            device.synchronize()
+            program.close()
+        finally:
+            comm.leave(communicator)
 
 
 def _exit_with_leader(channel: Channel) -> None:

@@ -126,10 +126,8 @@ class Part:
 
 
 def shard_of(communicator: Communicator) -> Shard:
-    """This rank's share. Core's references of the family ``comm`` find the communicator's group, if it shows one."""
-    group = getattr(communicator, "process_group", None)
-    if group is not None:
-        comm.adopt(communicator.handle, group)
+    """This rank's share. Core's references of the family ``comm`` find the communicator's group, until `comm.leave`."""
+    comm.enter(communicator)
     return Shard(communicator.rank, communicator.world_size, communicator.handle)
 
 

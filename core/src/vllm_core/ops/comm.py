@@ -2,6 +2,9 @@
 
 Handle 0 is the group of this rank alone: every op is the identity. Others are those of communicators that show their
 process group (`adopt`), or come from `register`.
+
+Threads of a process group end with its last reference, and must have before the interpreter does: one that frees a tensor
+later ends the process by `std::terminate`. So an op holds its group while it waits, and `leave` lets go of it.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, distributed
 
+from vllm_core.api import Communicator
 from vllm_core.errors import UnsupportedError
 from vllm_core.ops.norm import add_rms_norm
 
@@ -26,6 +30,19 @@ def forget(handle: int) -> None:
     _groups.pop(handle, None)
 
 
+def enter(communicator: Communicator) -> None:
+    """Let the references of this process find a communicator's group, if it shows one."""
+    group = getattr(communicator, "process_group", None)
+    if group is not None:
+        adopt(communicator.handle, group)
+
+
+def leave(communicator: Communicator) -> None:
+    """Close a communicator, and let its group go; a second call does nothing."""
+    forget(communicator.handle)
+    communicator.close()
+
+
 def register(group: distributed.ProcessGroup) -> int:
     """Return a fresh handle for ``group``, valid in this process."""
     handle = max(_groups, default=ALONE) + 1
@@ -36,7 +53,8 @@ def register(group: distributed.ProcessGroup) -> int:
 def all_reduce(x: Tensor, group: int) -> None:
     """``x`` = sum over ranks."""
     if group != ALONE:
-        _find(group).allreduce([x]).wait()
+        found = _find(group)
+        found.allreduce([x]).wait()
 
 
 def all_gather(out: Tensor, x: Tensor, group: int) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from vllm_core.api import StepDelta, StepKey
 from vllm_core.engine.binding import ProviderFailedError
+from vllm_core.engine.parallel import group as parallel_group
 from vllm_core.engine.parallel.worker import Worker
 from vllm_core.errors import EngineDeadError, EngineError, MemoryBudgetError
 
@@ -53,6 +54,14 @@ def test_the_smallest_budget_is_agreed_on_and_an_orderly_end_leaves_nothing(grou
     assert not folder.exists()
     assert [worker.process.returncode for worker in group._workers] == [0, 0], "told, not killed"
     group.close()
+
+
+def test_groups_that_nobody_closed_end_with_the_interpreter(groups, ended):
+    group = groups(count=3)
+    groups.start(group)
+    parallel_group._close_all()
+    assert all(ended(pid) for pid in group.pids)
+    assert [worker.process.returncode for worker in group._workers] == [0, 0], "told, not killed"
 
 
 @pytest.mark.parametrize(("stage", "order"), [*((stage, "killed") for stage in STAGES), ("step", "exits")])

@@ -52,24 +52,25 @@ def group_type(native: ModuleType, library: str) -> type:
             if not x.is_contiguous():
                 raise RuntimeError("Tensors must be contiguous")
 
+            host = self._host
+
             def work(x: Tensor) -> None:
-                self._host.allreduce([x]).wait()
+                host.allreduce([x]).wait()
 
             return self._launch("allreduce", work, x)
 
         def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], options: Any = None) -> Any:
             """One tensor of each rank, in each of them."""
-            (parts,), (x,) = outputs, inputs
+            (parts,), (x,), host = outputs, inputs, self._host
 
             def work(x: Tensor, *parts: Tensor) -> None:
-                self._host.allgather([list(parts)], [x]).wait()
+                host.allgather([list(parts)], [x]).wait()
 
             return self._launch("allgather", work, x, *parts)
 
         def abort(self) -> None:
-            """End."""
-            if hasattr(self._host, "abort"):
-                self._host.abort()
+            """End: gloo's threads end with its group's last reference, which work under way may have."""
+            self._host = None
 
         def _launch(self, name: str, work: Callable[..., None], *tensors: Tensor) -> Any:
             def body() -> None:

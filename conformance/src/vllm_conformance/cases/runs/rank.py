@@ -28,12 +28,11 @@ def main(arguments: list[str]) -> None:
     group = subject.device.communicator(int(rank), int(world), rendezvous)
     assert (group.rank, group.world_size) == (int(rank), int(world)), f"joined as {group.rank} of {group.world_size}"
     assert group.handle != references.ALONE, "handle 0 is the group of one rank alone"
-    if (process_group := getattr(group, "process_group", None)) is not None:
-        references.adopt(group.handle, process_group)
+    references.enter(group)
     results = [_run(subject, op, group) for op in COLLECTIVES]
     result = RankResult([line for one in results for line in one.problems], "".join(one.digest for one in results)[:64])
-    group.close()
-    group.close()
+    references.leave(group)
+    references.leave(group)
     Path(out).write_bytes(msgspec.json.encode(result))
 
 

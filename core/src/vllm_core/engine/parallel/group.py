@@ -7,6 +7,7 @@ closed, so that whatever waits in a collective returns. Every later call raises 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import selectors
@@ -15,6 +16,7 @@ import socket
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -51,6 +53,15 @@ KEPT_SUMS = 16
 """Check sums of the leader that wait for those of the workers, which may lag."""
 
 _decode_failure = msgspec.msgpack.Decoder(wire.Failure).decode
+
+_open: weakref.WeakSet[WorkerGroup] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Groups that nobody closed: a communicator's threads must not outlive the interpreter (`vllm_core.ops.comm`)."""
+    for group in list(_open):
+        group.close()
 
 
 class WorkerGroup:
@@ -96,6 +107,7 @@ class WorkerGroup:
             raise
         self._watcher = threading.Thread(target=self._watch, name="vllm-core-workers", daemon=True)
         self._watcher.start()
+        _open.add(self)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -227,6 +239,7 @@ class WorkerGroup:
             if self._closing:
                 return
             self._closing = True
+        _open.discard(self)
         for worker in self._workers:
             worker.channel.try_send(frames.STOP)
         deadline = time.monotonic() + patience_s
@@ -234,13 +247,18 @@ class WorkerGroup:
             worker.end(max(0.0, deadline - time.monotonic()))
         if self._watcher is not None:
             self._watcher.join()  # it has heard the ends of all channels
-        if self._communicator is not None:
-            self._communicator.close()
+        self._leave()
         for worker in self._workers:
             worker.channel.close()
         self._wake_reader.close()
         self._wake_writer.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _leave(self) -> None:
+        from vllm_core.ops import comm
+
+        if self._communicator is not None:
+            comm.leave(self._communicator)
 
     # -- the watching thread
 
@@ -318,8 +336,7 @@ class WorkerGroup:
             self._changed.notify_all()
         with contextlib.suppress(OSError):
             self._wake_writer.send(b"\0")
-        if self._communicator is not None:
-            self._communicator.close()
+        self._leave()
         if self._on_stuck is not None and not self._noticed.wait(STUCK_S) and not self._closing:
             self._on_stuck(error)
 

@@ -30,20 +30,25 @@ class GlooCommunicator:
         options._devices = [_gloo.create_device(hostname=_LOOPBACK)]
         options._timeout = TIMEOUT
         store = _store(urlsplit(rendezvous).path, world_size)
-        self.process_group = _gloo(store, rank, world_size, options)
+        self.process_group: Any = _gloo(store, rank, world_size, options)
         self.handle = next(_handles)
         _groups[self.handle] = self.process_group
 
     def close(self) -> None:
-        """Forget the group; what waits for a rank that is gone fails by itself, because its connection has ended."""
+        """Forget the group, whose threads end with its last reference, which an op that waits has until it ends.
+
+        What waits for a rank that is gone fails by itself, because its connection has ended.
+        """
         _groups.pop(self.handle, None)
+        self.process_group = None
 
 
 @recorded
 def all_reduce(x: Tensor, group: int) -> None:
     """``x`` = sum over ranks; every element is summed by one of them, so that all have the same bits."""
     if group:
-        _groups[group].allreduce([x]).wait()
+        members = _groups[group]
+        members.allreduce([x]).wait()
 
 
 @recorded
@@ -67,7 +72,7 @@ def reduce_scatter(out: Tensor, x: Tensor, group: int) -> None:
     if not group:
         out.copy_(x)
         return
-    total = x.clone()
-    _groups[group].allreduce([total]).wait()
-    begin = _groups[group].rank() * len(out)
+    members, total = _groups[group], x.clone()
+    members.allreduce([total]).wait()
+    begin = members.rank() * len(out)
     out.copy_(total[begin : begin + len(out)])
