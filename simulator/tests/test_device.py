@@ -39,6 +39,8 @@ first = torch.rand(4, device=kind).tolist()
 api.manual_seed_all(3)
 out["seeds"] = first == torch.rand(4, device=kind).tolist()
 out["generator"] = torch.rand(2, device=kind, generator=torch.Generator(device=kind).manual_seed(1)).tolist()
+ids = torch.tensor([0, 2, 2, 9], device=kind)
+out["counted"] = [torch.histc(ids.to(dtype), bins=4, min=0, max=3).tolist() for dtype in (torch.int32, torch.float32)]
 out["storage"] = torch.arange(4, device=kind, dtype=torch.uint8).untyped_storage().cpu().tolist()
 before = api.memory_allocated()
 kept = torch.zeros(1024, device=kind)
@@ -105,6 +107,7 @@ def test_seeds_repeat_and_generators_have_their_own(answers):
 
 
 def test_storages_can_be_copied_whole(answers):
+    assert answers["counted"] == [[1, 0, 2, 0], [1, 0, 2, 0]]
     assert answers["storage"] == [0, 1, 2, 3]
 
 

@@ -454,10 +454,22 @@ void run_op(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stac
   stack->insert(stack->end(), results.begin(), results.end());
 }
 
+// Devices count integers too, which torch's host does not.
+at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  auto out = empty_strided_on(self.device().index(), {bins}, {1}, self.scalar_type());
+  launch("aten::histc", self.device().index(), [out, self, bins, min, max] {
+    auto values = memory(self);
+    bool counted = at::isIntegralType(values.scalar_type(), false);
+    memory(out).copy_(at::histc(counted ? values.to(at::kDouble) : values, bins, min, max));
+  });
+  return out;
+}
+
 TORCH_LIBRARY_IMPL(_, SIM_KEY, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_op>()); }
 
 TORCH_LIBRARY_IMPL(aten, SIM_KEY, m) {
   m.impl("empty.memory_format", empty);
+  m.impl("histc", histc);
   m.impl("empty_strided", empty_strided);
   m.impl("as_strided", as_strided);
   m.impl("_reshape_alias", reshape_alias);
