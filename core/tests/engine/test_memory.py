@@ -70,7 +70,16 @@ def test_a_context_asked_for_that_does_not_fit_names_bytes_needed_and_had() -> N
     assert str(had) in caught.value.found
     assert "144 tokens" in caught.value.found
     assert str((1024 // 16 + 1) * 2 * BLOCK) in caught.value.expected
-    assert "--max-model-len to 144" in caught.value.fix
+    assert caught.value.fix == "lower --max-model-len to 144, or raise --kv-cache-memory-bytes"
+
+
+def test_what_did_not_size_the_cache_is_not_offered() -> None:
+    with pytest.raises(MemoryBudgetError) as caught:
+        size_kv(request(override_blocks=10), [group()], stats())
+    assert caught.value.fix == "lower --max-model-len to 144, or raise --num-gpu-blocks-override"
+    with pytest.raises(MemoryBudgetError) as caught:
+        size_kv(request(), [group()], stats(available=10 * 2 * BLOCK))
+    assert caught.value.fix == "lower --max-model-len to 144, or raise --kv-cache-memory-bytes or --device-memory-utilization"
 
 
 def test_an_error_says_what_the_plan_chose_that_the_bytes_depend_on() -> None:

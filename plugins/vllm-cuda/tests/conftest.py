@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -12,8 +13,10 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from triton import knobs
 
 from vllm_core.api import DeviceFacts
+from vllm_cuda import nvrtc
 from vllm_cuda.driver import Gpu
 
 
@@ -67,6 +70,32 @@ def make_facts():
         )
 
     return make
+
+
+MachineCode = Callable[[bytes, int], str]
+
+
+@pytest.fixture
+def machine_code(tmp_path: Path) -> MachineCode:
+    """Instructions of a binary that spills nothing and one of whose programs, of so many threads, fits a multiprocessor."""
+    if not nvrtc.installed():
+        pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
+
+    def dump(file: Path, option: str) -> str:
+        command = [knobs.nvidia.cuobjdump.path, option, str(file)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def machine_code(binary: bytes, threads: int) -> str:
+        file = tmp_path / "kernel.cubin"
+        file.write_bytes(binary)
+        found = re.search(r"REG:(\d+) STACK:(\d+)", dump(file, "--dump-resource-usage"))
+        assert found is not None
+        registers, stack = map(int, found.groups())
+        assert stack == 0
+        assert registers * threads <= 64 << 10
+        return dump(file, "--dump-sass")
+
+    return machine_code
 
 
 Emulate = Callable[..., ctypes.CDLL]

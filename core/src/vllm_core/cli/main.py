@@ -6,7 +6,9 @@ A command's module is imported when it is named, so that ``--help`` is quick: it
 from __future__ import annotations
 
 import argparse
+import atexit
 import errno
+import gc
 import itertools
 import logging
 import os
@@ -43,6 +45,7 @@ _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status; ``argv`` is without the program's name."""
     args = sys.argv[1:] if argv is None else list(argv)
+    atexit.register(gc.freeze)  # else the interpreter looks through all of torch's objects once more before it ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # what a model writes must not fail on a terminal's encoding
@@ -176,7 +179,7 @@ class Parser(argparse.ArgumentParser):
         names = [str(choice) for choice in action.choices]
         raise ConfigError(
             "Value does not exist",
-            on=f"{action.option_strings[0] if action.option_strings else action.metavar} of {self.prog}",
+            on=f"{action.option_strings[0] if action.option_strings else action.metavar or action.dest} of {self.prog}",
             found=repr(value),
             expected=f"one of: {', '.join(names)}",
             fix=instead("values", action.dest) or nearest(str(value), names),

@@ -102,14 +102,18 @@ def size_kv(request: MemoryRequest, groups: Sequence[GroupMemory], stats: Memory
             on=f"max_model_len {request.max_model_len}{f' ({request.chosen})' if request.chosen else ''}",
             found=f"{budget} bytes, enough for {fits} tokens",
             expected=f"{needed} bytes",
-            fix=f"raise --num-gpu-blocks-override, or lower --max-model-len to {fits}"
-            if request.override_blocks is not None
-            else f"lower --max-model-len to {fits}, or raise --kv-cache-memory-bytes or --device-memory-utilization"
-            if fits >= 1
-            else "raise --kv-cache-memory-bytes or --device-memory-utilization",
+            fix=f"lower --max-model-len to {fits}, or raise {_size_of(request)}" if fits >= 1 else f"raise {_size_of(request)}",
         )
     size = sum(n * g.block_bytes for n, g in zip(blocks, groups, strict=True))
     return KVBudget(tuple(blocks), size, min(fits, request.max_model_len))
+
+
+def _size_of(request: MemoryRequest) -> str:
+    """The option that sized the KV cache, or those that may."""
+    if request.override_blocks is not None:
+        return "--num-gpu-blocks-override"
+    given = request.absolute_bytes is not None
+    return "--kv-cache-memory-bytes" if given else "--kv-cache-memory-bytes or --device-memory-utilization"
 
 
 def _blocks(groups: Sequence[GroupMemory], request: MemoryRequest, lead: int) -> list[int]:
