@@ -199,6 +199,14 @@ def test_the_page_needs_nothing_else_and_escapes_what_others_wrote(mixed):
     assert all(name in page for name in CAPABILITIES)
 
 
+def test_the_page_has_the_versions_that_a_platform_was_made_for(report_of):
+    platform = report_of().platform
+    assert "<td>any versions</td>" in to_html([report_of()])
+    assert b"companions" not in msgspec.json.encode(platform)
+    made = msgspec.structs.replace(platform, companions=("torch >=2.10", "HIP >=7.0 for acme9"))
+    assert "<td>torch &gt;=2.10, HIP &gt;=7.0 for acme9</td>" in to_html([report_of(platform=made)])
+
+
 def test_the_page_is_well_formed(mixed, report_of):
     page = to_html([mixed, report_of()])
     body = page.partition("<body>")[2].partition("</body>")[0]

@@ -76,6 +76,7 @@ def _with_manifest(described: Description, subject: LiveSubject) -> Description:
         vendor=manifest.vendor,
         api_version=manifest.api_version,
         support_level=manifest.support_level,
+        companions=tuple(map(str, manifest.companions)),
         claims=claims_data(subject.claims),
     )
 

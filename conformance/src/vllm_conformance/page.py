@@ -69,6 +69,7 @@ def _details(report: Report) -> str:
             "versions",
             ", ".join(f"{name} {getattr(versions, name)}" for name in versions.__struct_fields__ if getattr(versions, name)),
         ),
+        ("made for", ", ".join(platform.companions or ()) or "any versions"),
         (
             "sources",
             "; ".join(f"{one.name}: {one.kind} {one.commit[:12]}{' dirty' if one.dirty else ''}" for one in report.sources),

@@ -60,6 +60,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     vendor: str = ""
     api_version: str = ""
     support_level: str = ""
+    companions: tuple[str, ...] = ()
+    """The versions that it was made for, a sentence each."""
     claims: dict[str, dict[str, Any]] = {}
     providers: dict[str, tuple[str, ...]] = {}
     """Of each op that something here serves: its providers, best first; ``reference`` is core's own."""

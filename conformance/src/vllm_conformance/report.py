@@ -42,6 +42,8 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
     vendor: str
     support_level: str
     problem: str = ""
+    companions: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The versions that it was made for. Unset where it names none, so that reports from before keep their digest."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timezone
 from typing import Any, Protocol
 
+import msgspec
+
 from vllm_conformance.case import Case
 from vllm_conformance.describe import unknown_cases
 from vllm_conformance.lists import MustPass, conditions_of, read_lists
@@ -119,6 +121,7 @@ def make_report(
             vendor=description.vendor,
             support_level=description.support_level,
             problem=description.problem,
+            companions=description.companions or msgspec.UNSET,
         ),
         devices=description.devices,
         versions=Versions(

@@ -116,6 +116,39 @@ def test_a_manifest_or_hook_that_is_wrong_is_named(edit, failures, old, new, rul
     assert part in finding.found
 
 
+PROBING = """
+from importlib import metadata
+from vllm_core.api import Check, Companion, ProbeReport
+
+companion = Companion(name="tomli", versions=">=1.5", distribution="tomli-acme")
+
+def probe():
+    try:
+        version = metadata.version("tomli-acme")
+    except metadata.PackageNotFoundError:
+        version = "none"
+    return ProbeReport(devices=(), checks=(Check(name="tomli", outcome="{outcome}", detail={detail}, hint="install it"),))
+"""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "detail", "said"),
+    [
+        ("failed", "companion.refusal(version)", None),
+        ("failed", "f'{version} is too old'", "0.0.0.1 is too old"),
+        ("ok", "companion.refusal(version)", "found tomli 0.0.0.1, expected tomli >=1.5"),
+        ("failed", "'too old'", "no check names that version"),
+    ],
+)
+def test_a_wrong_version_of_a_companion_is_refused_with_both_numbers(edit, add, checked, outcome, detail, said):
+    edit("plugin.py", "        claims=CLAIMS,\n", "        claims=CLAIMS,\n        companions=(probing.companion,),\n")
+    add("probe.py", PROBING.format(outcome=outcome, detail=detail))
+    versions = [one for one in checked().findings if one.rule == "versions"]
+    finding = only(versions, "versions")
+    assert finding.outcome == ("ok" if said is None else "failed")
+    assert (said or "found tomli 0.0.0.1, expected tomli >=1.5") in finding.found
+
+
 def test_a_versioned_claim_must_be_readable(edit, failures):
     edit("plugin.py", "    Full,\n", "    Full,\n    Versioned,\n")
     edit("plugin.py", '"graphs": NotImplementedYet(LATER)', '"graphs": Versioned("recent")')

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from vllm_core.api.manifest import Check
+from vllm_core.api.manifest import Check, Companion
 from vllm_core.registry.doctor import (
     check_devices,
     check_files,
@@ -77,6 +77,12 @@ def test_plugins_are_listed_with_what_they_offer(candidate, offer):
     assert outcomes(checks) == {"vllm-fake:fake": "ok", "d:e": "failed"}
     assert "1 ops by fast" in checks[0].detail
     assert checks[1].hint == "do this"
+
+
+def test_a_plugin_is_listed_with_the_versions_that_it_was_made_for(candidate):
+    made_for = (Companion(name="torch", versions=">=2.10"), Companion(name="HIP", versions=">=7.0", architectures=("gfx950",)))
+    (check,) = check_plugins([candidate(companions=made_for)], [])
+    assert check.detail.endswith("made for torch >=2.10, HIP >=7.0 for gfx950")
 
 
 def test_no_plugin_at_all_is_a_failed_check():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_core.api import Full, NotImplementedYet, Partial, Unsupported, Versioned
+from vllm_core.api import Companion, Full, NotImplementedYet, Partial, Unsupported, Versioned
 from vllm_core.api.manifest import Check
 from vllm_core.errors import ConfigError, PluginError
 from vllm_core.registry.plan import Failed
@@ -47,7 +47,8 @@ def test_a_manifest_survives_with_every_kind_of_claim(candidate):
         "attention.sinks": Unsupported("no"),
         "prefix_caching": Full(),
     }
-    manifest = candidate(claims=claims, architectures=("x",), visible_devices_env="V").manifest
+    companions = (Companion(name="c", versions=">=1,<2", architectures=("x",), optional=True, distribution="d"),)
+    manifest = candidate(claims=claims, architectures=("x",), visible_devices_env="V", companions=companions).manifest
     assert manifest_from_data(manifest_data(manifest)) == manifest
 
 

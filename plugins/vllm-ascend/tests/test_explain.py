@@ -14,7 +14,7 @@ EXPECTED = {
     "none": ("npu-smi: not found", "install the Ascend driver"),
     "broken driver": ("dcmi module initialize failed", "reload or reinstall the driver"),
     "wrong version": ("8.0.0", "8.5"),
-    "wrong torch_npu": ("2.9.0; this package was written for 2.13",),
+    "wrong torch_npu": ("2.9.0", "2.13"),
     "no device files": ("no /dev/davinci*", "--device /dev/davinci0"),
     "unknown chip": ("310P3",),
 }

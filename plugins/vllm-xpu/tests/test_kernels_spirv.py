@@ -44,9 +44,13 @@ def machine_code_of(*arguments: str) -> list[dict]:
 
 @pytest.mark.parametrize("architecture", ["pvc", "dg2", "bmg"])
 def test_kernels_compile_within_shared_local_memory(architecture):
-    rows = compiled(architecture)
+    rows = compiled(architecture, "Qwen2.5-0.5B")
     assert {"decode", "one_row", "few_rows", "build_rows", "draw"} <= {row["kernel"] for row in rows}
     assert [row for row in rows if row["slm_bytes"] > family_of(architecture).slm_bytes] == []
+
+
+def test_attention_that_is_not_offered_is_not_compiled_for_a_step():
+    assert {"decode", "extend"}.isdisjoint({row["kernel"] for row in compiled("dg2", "Qwen3-0.6B")})
 
 
 @pytest.mark.parametrize("architecture", ["pvc", "bmg"])
@@ -94,6 +98,16 @@ def test_every_kernel_of_a_claim_fits_into_shared_local_memory(architecture, dty
 def test_every_kernel_over_a_cache_of_codes_that_is_offered_spills_nothing(dtype, kv_dtype):
     rows = check_claim("pvc", f"{dtype}/{kv_dtype}", "--ocloc")
     assert [row for row in rows if row["spills"]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("ocloc") is None, reason="Intel's offline compiler is not installed here")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_attention_of_dg2_spills_nothing_where_a_tile_has_all_heads_that_share_one(dtype):
+    rows = check_claim("dg2", f"{dtype}/{dtype}", "--corners", "--ocloc")
+    few = [row for row in rows if row["kernel"] in ("decode", "extend", "attention") and row["step"].startswith("8 heads")]
+    assert {row["kernel"] for row in few} == {"decode", "extend", "attention"}
+    assert [row for row in few if row["spills"]] == []
 
 
 def check_claim(architecture: str, claim: str, *options: str) -> list[dict]:

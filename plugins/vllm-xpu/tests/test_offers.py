@@ -25,10 +25,22 @@ def attention(facts, provider: str):
 @pytest.mark.parametrize("architecture", families.ARCHITECTURES)
 def test_every_family_offers_attention_of_its_own_architecture_alone(make_facts, architecture):
     whole = attention(make_facts(architecture), PROVIDER)
-    assert isinstance(whole.judge(attention_site(), architecture), Accepted)
+    assert isinstance(whole.judge(attention_site(head_size=64), architecture), Accepted)
     verdict = whole.judge(attention_site(), "0x4680")
     assert isinstance(verdict, Rejected)
     assert architecture in verdict.supported
+
+
+@pytest.mark.parametrize(("architecture", "largest"), [("pvc", 128), ("bmg", 256), ("lnl", 256), ("dg2", 64)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_heads_are_offered_as_far_as_the_manifest_says(make_facts, architecture, largest, dtype):
+    whole = attention(make_facts(architecture), PROVIDER)
+    for size in (64, 80, 96, 128, 256):
+        verdict = whole.judge(attention_site(dtype=dtype, kv_dtype=dtype, head_size=size), architecture)
+        assert isinstance(verdict, Accepted if size <= largest else Rejected)
+        if isinstance(verdict, Rejected):
+            assert f"up to {largest}: " in verdict.supported
+            assert "registers" in verdict.supported
 
 
 def test_an_architecture_without_kernels_gets_no_offer(make_facts):
@@ -67,7 +79,7 @@ def test_caches_of_8_bits_are_served_as_the_manifest_says_but_by_xpu_kernels(mak
     ("architecture", "size", "need", "why"),
     [
         ("pvc", 128, "head size over a cache in int8", "registers spill"),
-        ("dg2", 64, "kv dtype", "a prompt's attention spill"),
+        ("dg2", 64, "kv dtype", "registers of attention spill"),
         ("bmg", 64, "kv dtype", "no compiler that tells"),
         ("lnl", 64, "kv dtype", "no compiler that tells"),
     ],

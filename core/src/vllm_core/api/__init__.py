@@ -32,7 +32,7 @@ from vllm_core.api.hooks import (
     hookspec,
 )
 from vllm_core.api.kv import KVGroupSpec, KVLayout
-from vllm_core.api.manifest import Check, DeviceFacts, Manifest, ProbeReport, Reuse
+from vllm_core.api.manifest import Check, Companion, DeviceFacts, Manifest, ProbeReport, Reuse
 from vllm_core.api.ops import OPS
 from vllm_core.api.opspec import OpSpec, Tolerance, load_entry
 from vllm_core.api.program import (
@@ -60,6 +60,7 @@ __all__ = [
     "Capability",
     "Check",
     "Communicator",
+    "Companion",
     "ConfigPatch",
     "Device",
     "DeviceFacts",

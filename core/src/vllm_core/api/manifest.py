@@ -6,6 +6,7 @@ as JSON.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,6 +16,37 @@ from vllm_core.api.capability import Support
 SupportLevel = Literal["production", "beta", "experimental"]
 MemoryKind = Literal["discrete", "unified", "host"]
 Outcome = Literal["ok", "failed", "skipped"]
+_NUMBERS = re.compile(r"\d+(\.\d+)*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Companion:
+    """Software of others that a platform runs on or can use, and the versions that it was made for.
+
+    `name` is what the probe calls it, `versions` a range such as ``>=2.10,<3``, of which a found version is judged by its
+    leading numbers (2.13.0 of ``2.13.0+x``). `architectures` are those that it concerns; empty: all. `optional`: without it,
+    or with another version of it, the platform works without what it adds. `distribution` is its name for pip, where the
+    probe reads its version from there; `plugin check` then shows the probe a version that is too old.
+    """
+
+    name: str
+    versions: str
+    architectures: tuple[str, ...] = ()
+    optional: bool = False
+    distribution: str = ""
+
+    def __str__(self) -> str:
+        concerned = f" for {', '.join(self.architectures)}" if self.architectures else ""
+        return f"{self.name} {self.versions}{concerned}"
+
+    def refusal(self, found: str) -> str:
+        """What is wrong with a version, both of them named; empty where it is in the range."""
+        from packaging.specifiers import SpecifierSet
+
+        numbers = _NUMBERS.match(found)
+        if numbers is not None and SpecifierSet(self.versions).contains(numbers[0]):
+            return ""
+        return f"found {self.name} {found}, expected {self}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +71,8 @@ class Manifest:
     `claims` answers for every capability of `api_version`; a missing name is an error, a name that core does not
     know is ignored by older cores. `architectures` are those that the distribution's kernels were built for;
     empty means that it ships no compiled kernels. `conformance_level` is the highest level of the conformance suite that
-    this version passes, 0 to 5. `reuses` names platforms whose ops run here too.
+    this version passes, 0 to 5. `reuses` names platforms whose ops run here too. `companions` is the matrix of versions: the
+    probe refuses by it (`Companion.refusal`).
     """
 
     name: str
@@ -55,6 +88,7 @@ class Manifest:
     note: str = ""
     conformance_level: int = 0
     reuses: tuple[Reuse, ...] = ()
+    companions: tuple[Companion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

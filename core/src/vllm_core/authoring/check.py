@@ -88,6 +88,8 @@ def _hooks(subject: Subject, found: Found, environ: Mapping[str, str], timeout_s
             yield _configured(found, event)
         elif isinstance(event, child.Probed):
             yield from _probed(found, event)
+        elif isinstance(event, child.Refused):
+            yield _refused(found, event)
         elif isinstance(event, child.Broken):
             yield failed(event.step, found.key, event.found, expected=event.expected, fix=event.fix)
     if code != 0:
@@ -192,6 +194,19 @@ def _probed(found: Found, event: child.Probed) -> Iterator[Finding]:
     detail = f"{_count(len(report.devices), 'device')}, {_count(len(report.checks), 'check')}, {len(report.failures)} failed"
     yield ok("probe", found.key, detail)
     yield from (skipped(f"probe: {one.name}", found.key, one.detail, fix=one.hint) for one in report.failures)
+
+
+def _refused(found: Found, event: child.Refused) -> Finding:
+    """A wrong version of a companion is refused with both numbers."""
+    if event.complete:
+        return ok("versions", found.key, f"refused: {event.said}")
+    return failed(
+        "versions",
+        f"probe of {found.key}, with {event.companion} in version {event.planted}",
+        event.said or "no check names that version",
+        expected="a failed check with the version that was found and the range that is needed",
+        fix="judge what is found by `Companion.refusal`, and put its sentence into the check",
+    )
 
 
 def _count(number: int, what: str) -> str:

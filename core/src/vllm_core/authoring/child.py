@@ -7,16 +7,20 @@ The report has one JSON value a line, written as each step begins and ends, so t
 
 from __future__ import annotations
 
+import re
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import invalidate_caches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
 
-from vllm_core.api import DeviceFacts, Offer, ProbeReport
+from vllm_core.api import Companion, DeviceFacts, Offer, ProbeReport
 from vllm_core.authoring.offer_rules import OfferFacts
 from vllm_core.errors import VLLMCoreError
 from vllm_core.registry.discover import find
@@ -27,6 +31,8 @@ from vllm_core.registry.snapshot import manifest_data
 HEAVY = ("torch", "pydantic", "transformers", "triton")
 MADE_UP = "unknown"
 """Architecture of the device that is asked about where the manifest names none and none is here."""
+TOO_OLD = "0.0.0.1"
+"""A version that no range of a companion should have."""
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
@@ -76,7 +82,17 @@ class Probed(msgspec.Struct, frozen=True, tag=True):
     report: ProbeReport
 
 
-Event = Begun | Broken | Imported | Configured | Offered | Probed
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """What the probe said where a companion had a version that is too old: the check that names it; empty if none does."""
+
+    companion: str
+    planted: str
+    said: str
+    complete: bool
+    """Whether the check failed and names the numbers of the range too."""
+
+
+Event = Begun | Broken | Imported | Configured | Offered | Probed | Refused
 
 
 class Reporter:
@@ -121,6 +137,9 @@ def main(arguments: list[str]) -> int:
         _offered(report, loaded, _facts(manifest.device_type, architecture))
     _configured(report, loaded)
     devices = _probed(report, loaded)
+    for one in manifest.companions:
+        if one.distribution:
+            _refused(report, loaded, one)
     seen = {one.architecture: one for one in devices if one.architecture not in manifest.architectures}
     if not seen and not manifest.architectures:
         seen = {MADE_UP: _facts(manifest.device_type, MADE_UP)}
@@ -200,6 +219,34 @@ def _probed(report: Reporter, loaded: Loaded) -> tuple[DeviceFacts, ...]:
     else:
         return found.devices
     return ()
+
+
+def _refused(report: Reporter, loaded: Loaded, companion: Companion) -> None:
+    """Whether the probe refuses a version that is too old, and says which it found and which it expected."""
+    report(Begun(f"probe with {companion.distribution} {TOO_OLD}"))
+    with _planted(companion.distribution):
+        found = loaded.probe()
+    checks = [one for one in found.checks if TOO_OLD in one.detail]
+    said = checks[0].detail if checks else ""
+    numbers = re.findall(r"\d+(?:\.\d+)*", companion.versions)
+    complete = bool(checks) and checks[0].outcome == "failed" and all(number in said for number in numbers)
+    report(Refused(str(companion), TOO_OLD, said, complete))
+
+
+@contextmanager
+def _planted(distribution: str) -> Iterator[None]:
+    """Metadata of an installed distribution in that version, before all others, in this process alone."""
+    with tempfile.TemporaryDirectory(prefix="vllm-core-planted-") as folder:
+        place = Path(folder, f"{distribution.replace('-', '_')}-{TOO_OLD}.dist-info")
+        place.mkdir()
+        (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {TOO_OLD}\n", "utf-8")
+        sys.path.insert(0, folder)
+        invalidate_caches()
+        try:
+            yield
+        finally:
+            sys.path.remove(folder)
+            invalidate_caches()
 
 
 def _core_names() -> dict[tuple[str, str], object]:

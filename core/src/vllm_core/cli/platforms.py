@@ -69,8 +69,15 @@ def _print_list(candidates: list[Candidate], failed: list[Failed]) -> None:
         )
     ]
     failures = [(one.key, one.stage, one.cause, one.fix) for one in failed]
+    companions = [
+        (one.manifest.name, other.name, other.versions, ", ".join(other.architectures), "no" if other.optional else "yes")
+        for one in candidates
+        for other in one.manifest.companions
+    ]
     console = Console()
     console.print(table("Platforms", ("platform", "distribution", "vendor", "support", "device"), platforms))
+    if companions:
+        console.print(table("Made for", ("platform", "software", "versions", "architectures", "needed"), companions))
     if failures:
         console.print(table("Not usable", ("plugin", "stage", "cause", "fix"), failures))
 

@@ -140,6 +140,8 @@ def check_plugins(candidates: Sequence[Candidate], failed: Sequence[Failed]) -> 
         providers = ", ".join(sorted({offer.provider for offer in own})) or "none"
         devices = f"{len(one.devices)} device{'' if len(one.devices) == 1 else 's'}"
         detail = f"{one.version}, {one.manifest.support_level}, {devices}, {len(ops)} ops by {providers}"
+        made_for = ", ".join(map(str, one.manifest.companions))
+        detail += f"; made for {made_for}" if made_for else ""
         key = f"{one.distribution}:{one.entry_point}"
         checks.append(Check(name=key, outcome="ok" if one.devices else "skipped", detail=detail))
     checks += [Check(name=one.key, outcome="failed", detail=f"{one.stage}: {one.cause}", hint=one.fix) for one in failed]

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_core.api import Full, Manifest, NotImplementedYet, Partial, ProbeReport, Reuse, Unsupported, Versioned
+from vllm_core.api import Companion, Full, Manifest, NotImplementedYet, Partial, ProbeReport, Reuse, Unsupported, Versioned
 from vllm_core.api.capability import Support
 from vllm_core.api.manifest import Check, DeviceFacts
 from vllm_core.errors import ConfigError
@@ -87,7 +87,9 @@ def manifest_from_data(data: Mapping[str, Any]) -> Manifest:
         values = {key: value for key, value in one.items() if key != "kind"}
         claims[name] = msgspec.convert(values, type=_SUPPORT[one["kind"]])
     reuses = tuple(msgspec.convert(one, type=Reuse) for one in data.get("reuses", ()))
-    rest = {**data, "claims": {}, "architectures": tuple(data.get("architectures", ())), "reuses": reuses}
+    companions = tuple(msgspec.convert(one, type=Companion) for one in data.get("companions", ()))
+    architectures = tuple(data.get("architectures", ()))
+    rest = {**data, "claims": {}, "architectures": architectures, "reuses": reuses, "companions": companions}
     known = {f.name for f in fields(Manifest)}
     return Manifest(**{**{key: value for key, value in rest.items() if key in known}, "claims": claims})
 

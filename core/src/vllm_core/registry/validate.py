@@ -17,6 +17,7 @@ from vllm_core.api import (
     API_VERSION,
     CAPABILITIES,
     OPS,
+    Companion,
     Full,
     Manifest,
     NotImplementedYet,
@@ -70,6 +71,7 @@ def check_manifest(manifest: object, entry_point: str) -> Problem | None:
         or _check_api_version(manifest)
         or _check_core_range(manifest)
         or _check_reuses(manifest)
+        or _check_companions(manifest)
         or _check_claims(manifest)
     )
 
@@ -101,6 +103,11 @@ def _check_shape(manifest: Any) -> Problem | None:
         for one in manifest.reuses
     ):
         wrong.append("reuses")
+    if not isinstance(manifest.companions, tuple) or not all(
+        isinstance(one, Companion) and isinstance(one.name, str) and isinstance(one.versions, str)
+        for one in manifest.companions
+    ):
+        wrong.append("companions")
     if not isinstance(manifest.conformance_level, int) or not 0 <= manifest.conformance_level <= MAX_LEVEL:
         wrong.append("conformance_level")
     if not wrong:
@@ -161,6 +168,19 @@ def _check_reuses(manifest: Manifest) -> Problem | None:
             return Problem("manifest", f"reuses {one.platform!r}: {error}", "versions is a range like '>=0.1,<0.2'")
         if one.platform == manifest.name:
             return Problem("manifest", f"reuses itself, {one.platform!r}", "name another platform")
+    return None
+
+
+def _check_companions(manifest: Manifest) -> Problem | None:
+    for one in manifest.companions:
+        try:
+            SpecifierSet(one.versions)
+        except InvalidSpecifier as error:
+            return Problem("manifest", f"companions, {one.name!r}: {error}", "versions is a range like '>=2.10,<3'")
+        unknown = sorted(set(one.architectures) - set(manifest.architectures))
+        if unknown:
+            cause = f"companions, {one.name!r}: concerns {unknown[0]!r}, which is none of the manifest's architectures"
+            return Problem("manifest", cause, nearest(unknown[0], manifest.architectures))
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from vllm_ascend import platform
+from vllm_ascend import platform, versions
 from vllm_ascend import probe as probing
 from vllm_ascend.backends import offers as backend
 from vllm_ascend.backends.families import ARCHITECTURES
@@ -74,6 +74,7 @@ def manifest() -> Manifest:
         visible_devices_env=probing.VISIBLE,
         architectures=ARCHITECTURES,
         note=NOTE,
+        companions=versions.MATRIX,
     )
 
 

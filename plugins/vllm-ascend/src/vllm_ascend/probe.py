@@ -10,14 +10,11 @@ from pathlib import Path
 
 from vllm_ascend import driver
 from vllm_ascend.backends.families import ARCHITECTURES, family_named
+from vllm_ascend.versions import CANN, TORCH_NPU
 from vllm_core.api import DeviceFacts, ProbeReport
 from vllm_triton.looking import Looking
 
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
-LEAST_CANN = (8, 5)
-"""The CANN that torch_npu's own table of versions names for torch 2.12, its newest entry."""
-TORCH = (2, 13)
-"""The torch whose torch_npu the calls of this package were checked against."""
 _CONTAINER = (
     "in a container, start it with --device /dev/davinci0 (and davinci_manager, devmm_svm, hisi_hdc) and the driver mounted"
 )
@@ -96,9 +93,9 @@ def _toolkit(look: Looking, root: Path, environ: Mapping[str, str]) -> str | Non
         look.failed("CANN", f"no toolkit; {' and '.join(driver.TOOLKIT_VARIABLES)} name none", hint)
         return None
     version, folder = found
-    least = ".".join(map(str, LEAST_CANN))
-    if _numbers(version) < LEAST_CANN:
-        look.failed("CANN", f"{version} in {folder}; torch_npu needs {least} or newer", f"install CANN {least}")
+    wrong = CANN.refusal(version)
+    if wrong:
+        look.failed("CANN", f"{wrong}, in {folder}", f"install CANN {CANN.versions}: torch_npu needs it")
         return None
     look.ok("CANN", f"{version} in {folder}")
     return version
@@ -106,11 +103,13 @@ def _toolkit(look: Looking, root: Path, environ: Mapping[str, str]) -> str | Non
 
 def _torch(look: Looking, version_of: Callable[[str], str | None], toolkit: bool) -> bool:
     torch, torch_npu = version_of("torch"), version_of("torch_npu")
-    wanted = ".".join(map(str, TORCH))
+    wanted = TORCH_NPU.versions
     if torch_npu is None:
-        look.failed(
-            "torch_npu", "not installed", f"pip install torch-npu=={wanted}.*, beside torch {wanted}, where CANN is installed"
-        )
+        look.failed("torch_npu", "not installed", f"pip install torch-npu{wanted} torch{wanted}, where CANN is installed")
+        return False
+    wrong = TORCH_NPU.refusal(torch_npu)
+    if wrong:
+        look.failed("torch_npu", wrong, f"install torch and torch_npu {wanted}")
         return False
     if torch is None or _numbers(torch) != _numbers(torch_npu):
         look.failed(
@@ -118,9 +117,6 @@ def _torch(look: Looking, version_of: Callable[[str], str | None], toolkit: bool
             f"{torch_npu}, with torch {torch}",
             "install the torch_npu of the installed torch: both carry its number",
         )
-        return False
-    if _numbers(torch_npu) != TORCH:
-        look.failed("torch_npu", f"{torch_npu}; this package was written for {wanted}", f"install torch and torch_npu {wanted}")
         return False
     if not toolkit:
         hint = "until CANN is there: TORCH_DEVICE_BACKEND_AUTOLOAD=0, or uninstall torch_npu"

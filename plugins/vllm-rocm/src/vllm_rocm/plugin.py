@@ -19,7 +19,7 @@ from vllm_core.api import (
     Support,
     hookimpl,
 )
-from vllm_rocm import platform
+from vllm_rocm import platform, versions
 from vllm_rocm import probe as probing
 from vllm_rocm.backends import offers as backend
 from vllm_rocm.backends.families import ARCHITECTURES
@@ -83,6 +83,7 @@ def manifest() -> Manifest:
         visible_devices_env="HIP_VISIBLE_DEVICES",
         architectures=ARCHITECTURES,
         note=STATEMENT,
+        companions=versions.MATRIX,
     )
 
 

@@ -161,9 +161,9 @@ def _torch(look: Looking, build: TorchBuild | None) -> bool:
     if build.hip is None:
         look.failed("torch", f"{build.version} is built without ROCm", _INSTALL)
         return False
-    wrong = versions.wrong_torch(build.version)
-    if wrong is not None:
-        look.failed("torch", str(wrong), _INSTALL)
+    wrong = versions.TORCH.refusal(build.version)
+    if wrong:
+        look.failed("torch", wrong, _INSTALL)
         return False
     if build.error:
         look.failed("torch", f"{build.version} for HIP {build.hip}: {build.error}", "the checks above say what it lacks")
@@ -179,9 +179,9 @@ def _aiter(look: Looking, find: Callable[[], str | None]) -> str:
     if version is None:
         look.skipped("AITER", "not installed; this package's kernels serve every op without it")
         return ""
-    wrong = versions.wrong_aiter(version)
-    if wrong is not None:
-        look.failed("AITER", str(wrong), "pip install that range; this package's kernels serve every op without it")
+    wrong = versions.AITER.refusal(version)
+    if wrong:
+        look.failed("AITER", wrong, "pip install that range; this package's kernels serve every op without it")
         return ""
     look.ok("AITER", f"{version}: may be chosen with --provider")
     return version
@@ -194,8 +194,8 @@ def _kernels(look: Looking, device: TorchDevice, build: TorchBuild | None) -> bo
         look.failed(name, detail, "a newer vllm-rocm may have them")
         return True  # core refuses it, with both named
     wrong = versions.wrong_hip(device.architecture, (build.hip if build else None) or "0")
-    if wrong is not None:
-        look.failed(name, str(wrong), _INSTALL)
+    if wrong:
+        look.failed(name, wrong, _INSTALL)
         return False
     look.ok(name, device.architecture)
     return True

@@ -23,7 +23,7 @@ from typing import Any
 
 from triton.backends.compiler import GPUTarget
 
-from vllm_core.api import PLAIN
+from vllm_core.api import PLAIN, Accepted
 from vllm_triton import claimed, roofline, tried, tuning
 from vllm_triton.offers import ITEM_BYTES, LINEAR_FORMATS
 from vllm_triton.offline import Compiled, Launch, OfflineDriver, compiled
@@ -35,6 +35,9 @@ TARGETS = tuple(family.architectures[0] for family in FAMILIES)
 CONTEXT = 4096
 LIMIT_S = 300
 """Of the offline compiler for one kernel."""
+
+ATTENTION = frozenset({"decode", "decode_fresh", "extend"})
+"""Kernels that the families' limits of heads are about."""
 
 _MATRIX = re.compile(r"tt\.dot .*parent = #mma")
 _SPILLED = re.compile(r"spilled around (\d+)")
@@ -144,19 +147,28 @@ def spills_of(module: bytes, architecture: str, flags: str) -> tuple[int, int]:
 def compile_steps(
     architecture: str, model: Model, steps: Sequence[Step], keep: Path | None = None, *, ocloc: bool = False
 ) -> Iterator[Resources | roofline.StepTime]:
-    """Compile what ``steps`` launch, each specialisation once, then tell the steps' times. Once a process."""
+    """Compile what ``steps`` launch, each specialisation once, then tell the steps' times. Once a process.
+
+    Attention that the family does not offer for the model's heads is left out: core's reference runs in its place.
+    """
     register_backend()
     family, chip = _family(architecture), chip_of(architecture)
     driver = OfflineDriver(GPUTarget("xpu", device_facts(architecture), 2 * family.lanes)).install()
     tuning.use(family.tuning, chip.units)
     asked: list[tuple[Step, int, Launch]] = []
+    refused: set[str] = set()
     for step in steps:
+        offered = isinstance(family.tried.judge(step.kv_dtype, head_size=model.head_size), Accepted)
         for repeats, launch_all in ((1, launch_step), (model.layers, launch_layer)):
             before = len(driver.launches)
             launch_all(model, step)
-            asked += [(step, repeats, launch) for launch in driver.launches[before:]]
+            for launch in driver.launches[before:]:
+                if offered or launch.kernel not in ATTENTION:
+                    asked.append((step, repeats, launch))
+                else:
+                    refused.add(launch.hash)
     told = {launch.hash: (step, launch) for step, _, launch in reversed(asked)}
-    for number, one in enumerate(compiled()):
+    for number, one in enumerate(found for found in compiled() if found.metadata.hash not in refused):
         if keep is not None:
             (keep / f"{number:02}-{one.kernel}.spv").write_bytes(one.asm["spv"])
         owner = told.get(one.metadata.hash)

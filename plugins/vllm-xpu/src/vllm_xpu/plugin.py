@@ -20,7 +20,7 @@ from vllm_core.api import (
     Unsupported,
     hookimpl,
 )
-from vllm_xpu import platform
+from vllm_xpu import platform, versions
 from vllm_xpu import probe as probing
 from vllm_xpu.backends import offers as backend
 from vllm_xpu.backends.families import ARCHITECTURES
@@ -39,9 +39,10 @@ CODES = Partial(
 )
 
 SPILLING = Partial(
-    "slower than it could be with larger heads and on dg2: registers spill, by Intel's offline compiler; for bmg and lnl none "
-    "was at hand",
-    cases=("all heads and architectures; without spills pvc, heads up to 64",),
+    "registers spill with larger heads, by Intel's offline compiler: on pvc up to 132 of heads above 64, else hundreds and "
+    "thousands, where core's reference serves; of dg2's up to 64 none, but where more than 16 query heads share one; for bmg "
+    "and lnl no such compiler was at hand",
+    cases=("heads up to 128 on pvc, up to 64 on dg2; all on bmg and lnl",),
 )
 
 CLAIMS: Mapping[str, Support] = MappingProxyType(
@@ -86,6 +87,7 @@ def manifest() -> Manifest:
         visible_devices_env="ONEAPI_DEVICE_SELECTOR",
         architectures=ARCHITECTURES,
         note=STATEMENT,
+        companions=versions.MATRIX,
     )
 
 

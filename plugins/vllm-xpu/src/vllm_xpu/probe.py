@@ -160,9 +160,9 @@ def _torch(look: Looking, build: TorchBuild | None) -> bool:
     if build.xpu is None:
         look.failed("torch", f"{build.version} is built without XPU", _INSTALL)
         return False
-    wrong = versions.wrong_torch(build.version)
-    if wrong is not None:
-        look.failed("torch", str(wrong), _INSTALL)
+    wrong = versions.TORCH.refusal(build.version)
+    if wrong:
+        look.failed("torch", wrong, _INSTALL)
         return False
     if build.error:
         look.failed("torch", f"{build.version} for XPU {build.xpu}: {build.error}", "the checks above say what it lacks")
@@ -178,9 +178,9 @@ def _xpu_kernels(look: Looking, find: Callable[[], str | None]) -> str:
     if version is None:
         look.skipped(name, "not installed; this package's kernels serve every op without it")
         return ""
-    wrong = versions.wrong_kernels(version)
-    if wrong is not None:
-        look.failed(name, str(wrong), "pip install that range; this package's kernels serve every op without it")
+    wrong = versions.KERNELS.refusal(version)
+    if wrong:
+        look.failed(name, wrong, "pip install that range; this package's kernels serve every op without it")
         return ""
     look.ok(name, f"{version}: may be chosen with --provider")
     return version

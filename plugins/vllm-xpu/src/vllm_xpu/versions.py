@@ -1,20 +1,20 @@
-"""Which versions of what belong together. Plain data."""
+"""Which versions of what belong together: what the manifest shows, and the probe refuses by. Plain data."""
 
 from __future__ import annotations
 
-from vllm_triton.versions import Wrong, outside
+from vllm_core.api import Companion
 
-TORCH = (2, 10)
+TORCH = Companion(name="torch", versions=">=2.10")
+"""As core asks for it."""
+
 KERNELS_DISTRIBUTION = "vllm-xpu-kernels"
-KERNELS_FROM, KERNELS_BELOW = (0, 1, 16), (0, 2)
+KERNELS = Companion(
+    name=KERNELS_DISTRIBUTION,
+    versions=">=0.1.16,<0.2",
+    architectures=("pvc", "bmg", "dg2"),
+    optional=True,
+    distribution=KERNELS_DISTRIBUTION,
+)
 """Releases of vllm-xpu-kernels whose schemas were read (`vllm_xpu.ops.xpu_kernels`)."""
 
-
-def wrong_torch(version: str) -> Wrong | None:
-    """Whether torch is older than what core asks for."""
-    return outside("torch", version, TORCH)
-
-
-def wrong_kernels(version: str) -> Wrong | None:
-    """Whether vllm-xpu-kernels is one whose schemas are known."""
-    return outside(KERNELS_DISTRIBUTION, version, KERNELS_FROM, KERNELS_BELOW)
+MATRIX = (TORCH, KERNELS)
