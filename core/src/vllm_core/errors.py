@@ -127,7 +127,7 @@ class EngineDeadError(EngineError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` for the known name closest to ``name``, or the whole list."""
     names = sorted(known)
-    match = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    match = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if match:
         return f"did you mean {match[0]!r}?"
     return f"use one of: {', '.join(names)}" if names else "nothing is available"

@@ -109,7 +109,7 @@ def test_a_history_that_cannot_be_kept_is_named(typed: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("argv", "mentions"),
     [
-        (["chat"], "neither --model nor --url"),
+        (["chat"], "neither a model nor --url"),
         (["chat", "--url", "http://127.0.0.1:9", "--max-model-len", "64"], "--max-model-len"),
         (["chat", "--url", "nowhere"], "Server does not answer"),
     ],

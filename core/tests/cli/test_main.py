@@ -68,6 +68,8 @@ def test_every_command_declares_itself(name: str) -> None:
     [
         (["serv", "demo"], "did you mean 'serve'?"),
         (["xyzzy"], "use one of: bench, chat"),
+        (["nope"], "use one of: bench, chat"),
+        (["bench", "nope"], "use one of: compare, host"),
         (["serve", "demo", "--max-num-seq", "3"], "did you mean '--max-num-seqs'?"),
         (["serve", "demo", "--max-num-seq=3"], "Unknown option: --max-num-seq\n"),
         (["serve", "demo", "--no-strickt"], "did you mean '--no-strict'?"),
@@ -96,7 +98,9 @@ def test_unknown_names_have_the_nearest(argv: list[str], expected: str, capsys: 
         (["serve", "a", "--dtype", "float8"], "float8"),
         (["serve", "a", "--api-key", ""], "API key cannot be used"),
         (["serve", "a", "--api-key", "two words"], "API key cannot be used"),
-        (["generate", "--prompt", "x"], "--model"),
+        (["generate", "--prompt", "x"], "no model"),
+        (["generate", "a", "--model", "b", "--prompt", "x"], "a and --model b"),
+        (["generate", "/no/such/folder", "--prompt", "x"], "/no/such/folder"),
         (["generate", "--model", "a", "--prompt", "x", "--prompt-file", "y"], "not allowed with"),
         (["generate", "--model", "a", "--prompt", "x", "--temperature", "nan"], "temperature"),
         (["generate", "--model", "a", "--prompt", "x", "--temperature", "-1"], "temperature"),
@@ -105,6 +109,8 @@ def test_unknown_names_have_the_nearest(argv: list[str], expected: str, capsys: 
         (["generate", "--model", "/no/such/folder", "--prompt", "x"], "/no/such/folder"),
         (["generate", "--model", "a", "--prompt-file", "/no/such/file"], "/no/such/file"),
         (["chat", "--model", "a", "--top-p", "2"], "top_p"),
+        (["chat", "/no/such/folder"], "/no/such/folder"),
+        (["chat", "a", "b"], "unexpected argument 'b'"),
     ],
 )
 def test_wrong_command_lines_are_errors_of_four_parts(argv: list[str], expected: str, capsys: Any) -> None:

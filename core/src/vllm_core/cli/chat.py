@@ -9,7 +9,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_core.cli.options import add_engine_options, add_sampling_options, engine_options, sampling_options
+from vllm_core.cli.options import (
+    add_engine_options,
+    add_model,
+    add_sampling_options,
+    engine_options,
+    sampling_options,
+    take_model,
+)
 from vllm_core.errors import ConfigError, EngineError, RequestError
 from vllm_core.sampling_params import SamplingParams
 
@@ -28,7 +35,7 @@ _HELP = """\
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser("chat", help="talk to a model", description="Talk to a model in the terminal.")
-    parser.add_argument("--model", metavar="MODEL", help="folder, GGUF file, repository name, or 'demo'")
+    add_model(parser)
     parser.add_argument("--url", metavar="URL", help="a running server to talk to, such as http://127.0.0.1:8000")
     parser.add_argument("--api-key", metavar="KEY", help="key of that server (or VLLM_CORE_API_KEY)")
     parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
@@ -40,12 +47,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the input ends."""
+    take_model(args, command="vllm-core chat", required=False)
     SamplingParams(**sampling_options(args))  # wrong values are refused before the model is loaded
     if args.url is not None:
         return _run_remote(args)
     if args.model is None:
         raise ConfigError(
-            "Nobody to talk to", on="chat", found="neither --model nor --url", expected="one of them", fix="--model demo"
+            "Nobody to talk to", on="chat", found="neither a model nor --url", expected="one of them", fix="vllm-core chat demo"
         )
     from vllm_core import collector
     from vllm_core.llm import LLM

@@ -9,7 +9,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_core.cli.options import add_engine_options, add_sampling_options, engine_options, sampling_options
+from vllm_core.cli.options import (
+    add_engine_options,
+    add_model,
+    add_sampling_options,
+    engine_options,
+    sampling_options,
+    take_model,
+)
 from vllm_core.errors import ConfigError
 from vllm_core.sampling_params import SamplingParams
 
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser("generate", help="generate text for one prompt", description="Generate text for one prompt.")
-    parser.add_argument("--model", required=True, metavar="MODEL", help="folder, GGUF file, repository name, or 'demo'")
+    add_model(parser)
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help="the prompt (default: standard input)")
     prompt.add_argument("--prompt-file", metavar="FILE", help="file that holds the prompt, UTF-8")
@@ -33,6 +40,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate and print; the speed goes to standard error."""
+    take_model(args, command="vllm-core generate")
     prompt = _prompt(args)
     from vllm_core import collector
     from vllm_core.llm import LLM

@@ -41,6 +41,26 @@ def add_engine_options(parser: argparse.ArgumentParser, *, leave_out: Collection
                 section.add_argument("--attention-backend", default=argparse.SUPPRESS, metavar="NAME", help=text)
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the model, as an argument or as an option; `take_model` makes one of both."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder, GGUF file, repository name, or 'demo'")
+    parser.add_argument("--model", dest="named_model", metavar="MODEL", help="the same, as an option")
+
+
+def take_model(args: argparse.Namespace, *, command: str, required: bool = True) -> None:
+    """Settle ``args.model``. Raises ConfigError where it was given twice, or not at all and is ``required``."""
+    given = [one for one in (args.model, args.named_model) if one is not None]
+    if len(given) > 1 or (required and not given):
+        raise ConfigError(
+            "Model is not clear",
+            on=command,
+            found=f"{args.model} and --model {args.named_model}" if given else "no model",
+            expected="one model",
+            fix=f"{command} MODEL; 'demo' is a small one",
+        )
+    args.model = given[0] if given else None
+
+
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """The engine options that were given, by name. Raises ConfigError for text that cannot be read."""
     given = {name: value for name, value in vars(args).items() if name in option_owners()}

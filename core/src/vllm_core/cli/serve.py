@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_core.cli.argument_types import count, positive
 from vllm_core.cli.features import add_features, features_of
-from vllm_core.cli.options import add_engine_options, engine_options
+from vllm_core.cli.options import add_engine_options, add_model, engine_options, take_model
 
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
@@ -18,8 +18,7 @@ _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser("serve", help="serve a model over HTTP", description="Serve a model with OpenAI's API.")
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder, GGUF file, repository name, or 'demo'")
-    parser.add_argument("--model", dest="named_model", metavar="MODEL", help="the same, as an option")
+    add_model(parser)
     _add_address(parser.add_argument_group("Where and to whom"))
     _add_limits(parser.add_argument_group("Limits"))
     add_features(parser.add_argument_group("Tools, reasoning, structured output"))
@@ -138,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_core.serve import server
     from vllm_core.serve.settings import ServerOptions
 
-    args.model = _model(args.model, args.named_model)
+    take_model(args, command="vllm-core serve")
     environment_key = os.environ.get("VLLM_CORE_API_KEY")
     keys = args.api_key if args.api_key is not None else [environment_key] if environment_key is not None else []
     options = ServerOptions(
@@ -176,22 +175,6 @@ def run(args: argparse.Namespace) -> int:
         features=features_of(args),
     )
     return server.run(options, engine_options(args))
-
-
-def _model(first: str | None, named: str | None) -> str:
-    """The model, given in one of both ways."""
-    from vllm_core.errors import ConfigError
-
-    given = [one for one in (first, named) if one is not None]
-    if len(given) != 1:
-        raise ConfigError(
-            "Model is not clear",
-            on="vllm-core serve",
-            found="no model" if not given else f"{first} and --model {named}",
-            expected="one model",
-            fix="vllm-core serve MODEL; `vllm-core serve demo` serves a small one",
-        )
-    return given[0]
 
 
 def _checked(key: str) -> str:
