@@ -108,11 +108,14 @@ async def test_a_stop_string_ends_the_request_in_the_engine(llama, started, last
 
 async def test_a_deadline_ends_a_request_and_frees_it(llama, started):
     async with started(llama) as llm:
-        os.kill(llm._process.pid, signal.SIGSTOP)  # else the engine may be done before
-        ends = asyncio.get_running_loop().time() + 0.05
-        with pytest.raises(DeadlineError, match="deadline"):
+        ends = asyncio.get_running_loop().time() + 0.5
+
+        async def late() -> None:
             async for _ in llm.generate(PROMPT, LONG.replace(n=8), "late", deadline=ends):
-                pass
+                os.kill(llm._process.pid, signal.SIGSTOP)  # it runs, and cannot be done before
+
+        with pytest.raises(DeadlineError, match="deadline"):
+            await late()
         os.kill(llm._process.pid, signal.SIGCONT)
         assert (await llm.stats()).running == 0
         far = asyncio.get_running_loop().time() + 1000
@@ -137,13 +140,11 @@ async def test_a_process_that_is_killed_fails_its_requests_and_starts_again(llam
     async with started(llama) as llm:
         assert llm.is_alive
         pid = llm._process.pid
-        await llm.stats()
-        os.kill(pid, signal.SIGSTOP)  # else it may be done before it is killed
         tasks = [asyncio.create_task(last(llm, [i, *PROMPT], LONG, f"r{i}")) for i in range(3)]
         question = asyncio.create_task(llm.stats())
-        await asyncio.sleep(0.05)
+        await question
         os.kill(pid, signal.SIGKILL)
-        for task in [*tasks, question]:
+        for task in tasks:
             with pytest.raises(EngineDeadError, match="exit status -9"):
                 await task
         assert not llm.is_alive
