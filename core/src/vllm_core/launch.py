@@ -175,9 +175,24 @@ def needs_of(config: EngineConfig, source: ModelSource | None = None) -> Needs:
         allow_host_ops=config.platform.allow_host_ops,
         workers=workers,
         program=config.platform.program,
+        compiler=_compiler(config, source, track),
         rounded_formats=rounded,
         weight_formats=stored,
     )
+
+
+def _compiler(config: EngineConfig, source: ModelSource, track: str) -> str:
+    """Backend of torch.compile, empty for none. Raises ConfigError where the model's code is not core's."""
+    name = config.platform.compile or ""
+    if name and track == "transformers":
+        raise ConfigError(
+            "Model cannot be compiled",
+            on=f"{source.name}, --compile {name}",
+            found="track transformers, whose models run transformers' own code between ops",
+            expected="track agnostic, whose layers make one graph",
+            fix="leave --compile out, or --model-impl agnostic where it has the architecture",
+        )
+    return name
 
 
 def _check_fp8(source: ModelSource, formats: Sequence[str]) -> None:

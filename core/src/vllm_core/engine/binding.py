@@ -72,9 +72,13 @@ class BoundOps:
             )
         return found
 
+    def binding(self, op: str, role: str) -> BindingLike | None:
+        """The plan's binding of a call site; None where it has none."""
+        return self._bindings.get((op, role))
+
     def formats(self, op: str, role: str) -> frozenset[str]:
         """Quantised formats of weights that the provider of a call site reads; none where the plan does not have it."""
-        found = self._bindings.get((op, role))
+        found = self.binding(op, role)
         return frozenset() if found is None else frozenset(found.formats)
 
     def kinds(self) -> Counter[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -70,6 +70,10 @@ class PlanLike(Protocol):
     @property
     def graphs(self) -> bool:
         """Whether steps are captured."""
+
+    @property
+    def compiler(self) -> str:
+        """Backend of torch.compile that the model is compiled by; empty where it is not."""
 
     @property
     def bindings(self) -> tuple[BindingLike, ...]:
@@ -216,7 +220,8 @@ def build_core(
         grammars=Grammars(lambda: _vocabulary(design)),
     )
     # Most models of the transformers track call torch between ops, which would really run, on what ops left as it was.
-    if others is None and isinstance(program, ComposedProgram) and spec.is_all_ops:
+    # And a compiled model would be traced there.
+    if others is None and isinstance(program, ComposedProgram) and spec.is_all_ops and not plan.compiler:
         rehearsed = EngineCore(Scheduler(scheduler_limits, group_limits), program, ops)
         providers = {binding.provider for binding in plan.bindings}
         with _timed(timings, "rehearsal_s"):
@@ -250,6 +255,8 @@ def _model(design: DesignLike, device: Device, ops: BoundOps, part: Part) -> Any
         from vllm_core.models import transformers_track
 
         model: Any = transformers_track.build(spec, design.source, device, ops, **sizes, shard=part.shard)
+    elif design.plan.compiler:
+        model = _compiled(design, device, ops, sizes, part.shard)
     else:
         model = build_model(spec, device, ops, **sizes, shard=part.shard)
     if design.config.model.load_format == "dummy":
@@ -258,6 +265,18 @@ def _model(design: DesignLike, device: Device, ops: BoundOps, part: Part) -> Any
         read = design.source.weights if design.plan.track == "transformers" else design.source.packed_weights
         model.load(_checked(read(model.wanted if part.shard.workers > 1 else None), part.check))
     return model
+
+
+def _compiled(design: DesignLike, device: Device, ops: BoundOps, sizes: Mapping[str, int], shard: Shard) -> Any:
+    """The agnostic model, compiled. Raises ConfigError where there is no such compiler."""
+    # torch brings its compilers in when they are asked for, which takes seconds.
+    from vllm_core.engine.compiled import CompiledModel, CompiledOps
+
+    calls = CompiledOps(ops)
+    bounds = {name: sizes[name] for name in ("max_tokens", "max_rows")}
+    roomier = {**sizes, **{name: most + 1 for name, most in bounds.items()}}
+    model = build_model(design.spec, device, calls, **roomier, shard=shard)
+    return CompiledModel(model, calls, device, backend=design.plan.compiler, **bounds)
 
 
 def _checked(weights: Iterable[tuple[str, Any]], check: Callable[[], None]) -> Iterator[tuple[str, Any]]:
@@ -337,6 +356,8 @@ def _graph_sizes(design: DesignLike, device: Device) -> tuple[int, ...]:
     """
     if not (design.plan.graphs and device.supports_graphs):
         return ()
+    if design.plan.compiler and device.recorded_rows is not None:
+        return ()  # what is recorded is called without the compiled graph
     most, sizes = design.config.scheduler.max_num_seqs, design.config.platform.graph_sizes
     if sizes is None and device.recorded_rows is not None:
         return tuple(range(1, min(most, device.recorded_rows) + 1))

@@ -73,28 +73,30 @@ class Workspace:
 
     def views(self, num_tokens: int) -> Views:
         """The views of a step of ``num_tokens`` tokens."""
+        if torch.compiler.is_compiling():
+            return self._make(num_tokens)  # the number is a symbol
         found = self._views.get(num_tokens)
-        return found if found is not None else self._make(num_tokens)
+        if found is None:
+            if len(self._views) >= MAX_CACHED_VIEWS:
+                self._views.clear()
+            found = self._views[num_tokens] = self._make(num_tokens)
+        return found
 
     def _make(self, count: int) -> Views:
-        spec = self._spec
-        qkv = self._qkv[:count]
-        ends = (spec.num_heads * spec.head_size, (spec.num_heads + spec.num_kv_heads) * spec.head_size)
-        attended = self._attended[:count]
-        if len(self._views) >= MAX_CACHED_VIEWS:
-            self._views.clear()
-        self._views[count] = Views(
+        queries, keys, size = self._spec.num_heads, self._spec.num_kv_heads, self._spec.head_size
+        # Cut into heads before it is cut to the step: a compiler need not ask how the strides of a symbol come out.
+        heads = self._qkv.view(-1, queries + 2 * keys, size)[:count]
+        return Views(
             hidden=self._hidden[:count],
             delta=self._delta[:count],
             residual=self._residual[:count],
-            qkv=qkv,
-            q=qkv[:, : ends[0]].view(count, spec.num_heads, spec.head_size),
-            k=qkv[:, ends[0] : ends[1]].view(count, spec.num_kv_heads, spec.head_size),
-            v=qkv[:, ends[1] :].view(count, spec.num_kv_heads, spec.head_size),
-            attended=attended.view(count, spec.num_heads, spec.head_size),
-            attended_flat=attended,
+            qkv=self._qkv[:count],
+            q=heads[:, :queries],
+            k=heads[:, queries : queries + keys],
+            v=heads[:, queries + keys :],
+            attended=self._attended.view(-1, queries, size)[:count],
+            attended_flat=self._attended[:count],
             wide=self._wide[:count],
             narrow=self._narrow[:count],
             routed=None if self._routed is None else self._routed.views(count),
         )
-        return self._views[count]

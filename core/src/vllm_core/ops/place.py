@@ -174,12 +174,17 @@ def needed_of(spec: OpSpec) -> list[str]:
 
 def arguments_of(spec: OpSpec) -> list[str]:
     """Names of the schema's arguments, mutated ones with their mark."""
-    depth, names, word = 0, [], ""
+    return [text.partition("=")[0].split()[-1] for text in declared(spec)]
+
+
+def declared(spec: OpSpec) -> list[str]:
+    """The schema's arguments as it writes them: kind, name and mark, default."""
+    depth, found, word = 0, [], ""
     for char in spec.schema.partition(" -> ")[0].strip("()") + ",":
         depth += (char == "[") - (char == "]")
         if char == "," and not depth:
-            names.append(word.partition("=")[0].split()[-1])
+            found.append(word.strip())
             word = ""
         else:
             word += char
-    return names
+    return found

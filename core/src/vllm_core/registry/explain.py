@@ -30,6 +30,7 @@ def from_json(data: bytes) -> Plan:
 def to_text(plan: Plan, width: int = 160) -> str:
     """Summary of at most 12 lines: the log's form, and what errors carry."""
     device, graphs = plan.device, "on" if plan.graphs else "off"
+    compiled = f", compiled by {plan.compiler}" if plan.compiler else ""
     ids = ", ".join(one.id for one in plan.devices or (device,))
     memory = f"{device.memory_bytes / 2**30:.1f} GiB {device.memory_kind}"
     lines = [
@@ -37,7 +38,7 @@ def to_text(plan: Plan, width: int = 160) -> str:
         f"platform  {plan.platform} ({plan.distribution} {plan.distribution_version}, {plan.support_level}): "
         f"{plan.reasons.get('platform', 'no reason given')}",
         f"device    {ids}: {device.name}, {device.architecture}, {memory}",
-        f"values    dtype {plan.dtype}, KV {plan.kv_dtype}, graphs {graphs}, tensor parallel {plan.tensor_parallel}",
+        f"values    dtype {plan.dtype}, KV {plan.kv_dtype}, graphs {graphs}{compiled}, tensor parallel {plan.tensor_parallel}",
         f"providers {_providers(plan)}",
     ]
     if plan.kv_groups:

@@ -37,7 +37,7 @@ class Needs:
     `platform` may name several, in the user's order: ``"a,b"``. `alternatives` are the same needs at other dtypes, in order,
     for platforms that lack this one; empty where the user named the dtype. `weight_formats` are the quantised formats in the
     checkpoint, with the number of weights in each; `rounded_formats` those that the user has weights rounded
-    to, of which the provider of linear must read one.
+    to, of which the provider of linear must read one. `compiler` is a backend of torch.compile, empty for none.
     """
 
     model: str
@@ -62,6 +62,7 @@ class Needs:
     weight_formats: Mapping[str, int] = field(default_factory=dict)
     rounded_formats: tuple[str, ...] = ()
     program: str | None = None
+    compiler: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +193,8 @@ class Plan:
     owners: Mapping[str, str] = field(default_factory=dict)
     program_entry: str = ""
     """``module:callable`` of a program that the platform brings; empty for core's own."""
+    compiler: str = ""
+    """Backend of torch.compile that the model is compiled by; empty where it is not."""
 
     def binding(self, op: str, role: str) -> Binding | None:
         """The binding of a call site, if the plan has it."""

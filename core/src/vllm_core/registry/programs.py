@@ -67,6 +67,8 @@ def _judge(offer: ProgramOffer, needs: Needs, device: DeviceFacts) -> tuple[KVGr
             return f"{what}: wanted {value}, supported {_listing(supported)}"
     if needs.workers > 1:
         return f"workers: wanted {needs.workers}, a brought program runs on one"
+    if needs.compiler:
+        return "the model is to be compiled, and a brought program has its own code"
     if needs.providers:
         return "providers were forced, and a brought program has its own code instead of call sites"
     return _groups(offer, needs)

@@ -51,6 +51,7 @@ def plan(needs: Needs, candidates: Sequence[Candidate], failed: Sequence[Failed]
         bindings=best.bindings,
         kv_groups=best.kv_groups,
         graphs=best.graphs,
+        compiler=needs.compiler,
         tensor_parallel=needs.workers,
         devices=best.devices,
         reasons={"platform": _why(needs, fits), **dict(best.reasons)},
