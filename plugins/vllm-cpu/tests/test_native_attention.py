@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -58,3 +60,31 @@ def test_prompts_in_bfloat16(kv_dtype, size, queries, length, window, cap, sunk,
     native_ops["paged_attention"](out, q, kv, starts, lengths, table, queries, length, size**-0.5, window, cap, *given)
     wanted = expected(q, k, v, length - queries, size**-0.5, window, cap, sinks)
     assert (out.double() - wanted).abs().max() < 1e-2 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_a_prompt_in_bfloat16_has_the_same_bits_in_large_chunks_and_on_any_threads(window, native_ops, library) -> None:
+    """Tiles of a few rows, whose products are not rounded, apart."""
+    torch.manual_seed(0)
+    length, size = 700, 64
+    group = KVGroupSpec(index=0, kind="full", layers=(0,), num_kv_heads=KV_HEADS, head_size=size)
+    blocks = -(-length // BLOCK) + 1
+    memory = torch.full((blocks, native_kv.kv_layout(group, "float16", BLOCK).block_bytes), 0xFF, dtype=torch.uint8)
+    kv = native_ops["kv_bind"](memory, KV_HEADS, size, "float16", BLOCK)
+    k, v = torch.randn(2, length, KV_HEADS, size).bfloat16()
+    native_ops["kv_write"](kv, k, v, torch.arange(length) + BLOCK)
+    q, table = torch.randn(length, HEADS, size).bfloat16(), torch.arange(1, blocks, dtype=torch.int32)[None]
+
+    def attend(begin: int, end: int) -> torch.Tensor:
+        out, starts = torch.empty_like(q[begin:end]), torch.tensor([0, end - begin], dtype=torch.int32)
+        lengths = torch.tensor([end], dtype=torch.int32)
+        native_ops["paged_attention"](out, q[begin:end], kv, starts, lengths, table, end - begin, end, 0.2, window, 0.0)
+        return out
+
+    whole = attend(0, length)
+    for count in (1, 2, 5):
+        library.vllm_ops_set_threads(count)
+        for cuts in ([0, 300, 700], [0, 64, 257, 700], [0, 150, 690, 700]):
+            parts = [attend(begin, end) for begin, end in pairwise(cuts)]
+            assert torch.equal(torch.cat(parts), whole), (count, cuts)
+    library.vllm_ops_set_threads(0)

@@ -256,9 +256,8 @@ static int32_t paged_in_place(const vllm_attention_args *a, const Call &call) {
 #ifdef VLLM_TILES16
         if constexpr (TILES_TAKE<E>) {
             if (tile.narrow) {
-                const int64_t room = panels16(call.rows_of_tile(), call.size);
-                uint16_t *panels = static_cast<uint16_t *>(scratch(PANELS, static_cast<size_t>(room) * 2));
-                attend_span16<E>(tile, tile.narrow, call.scale, begin, end, sums, fetch, chunk, panels);
+                uint16_t *panels = static_cast<uint16_t *>(scratch(PANELS, static_cast<size_t>(panels16(call.size)) * 2));
+                attend_span16<E>(tile, call.scale, begin, end, sums, fetch, chunk, panels);
                 return;
             }
         }

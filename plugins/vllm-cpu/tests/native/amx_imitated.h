@@ -86,6 +86,8 @@ inline void imitated_tile_dpbssd(int sums, int a, int b) {
 #define _tile_zero imitated_tile_zero
 #undef _tile_loadd
 #define _tile_loadd imitated_tile_loadd
+#undef _tile_stream_loadd
+#define _tile_stream_loadd imitated_tile_loadd
 #undef _tile_stored
 #define _tile_stored imitated_tile_stored
 #undef _tile_dpbf16ps

@@ -108,6 +108,28 @@ inline __m512 imitated_dpbf16_ps(__m512 sums, __m512i a, __m512i b) {
     return simde_mm512_loadu_ps(all.at);
 }
 
+// Quarters: two of `a`, then two of `b`.
+inline __m512 imitated_shuffle_f32x4(__m512 a, __m512 b, int which) {
+    const Sixteen from[2] = {numbers_of(a), numbers_of(b)};
+    float all[16];
+    for (int i = 0; i < 16; ++i) all[i] = from[i / 8].at[(which >> (i / 4 * 2) & 3) * 4 + i % 4];
+    return simde_mm512_loadu_ps(all);
+}
+
+// Nearer than the instruction's.
+inline __m512 imitated_rcp14_ps(__m512 v) {
+    Sixteen all = numbers_of(v);
+    for (float &x : all.at) x = 1.0f / x;
+    return simde_mm512_loadu_ps(all.at);
+}
+
+// What is above the next integer below: of the instruction's modes that of 0x09.
+inline __m512 imitated_reduce_ps(__m512 v, int) {
+    Sixteen all = numbers_of(v);
+    for (float &x : all.at) x = __builtin_isinf(x) ? 0.0f : x - __builtin_floorf(x);
+    return simde_mm512_loadu_ps(all.at);
+}
+
 }  // namespace
 
 #define __m512bh __m512i
@@ -124,5 +146,9 @@ inline __m512 imitated_dpbf16_ps(__m512 sums, __m512i a, __m512i b) {
 #define _mm512_extractf32x8_ps imitated_extractf32x8_ps
 #define _mm512_reduce_add_ps imitated_reduce_add_ps
 #define _mm512_reduce_max_ps imitated_reduce_max_ps
+#define _mm512_reduce_ps imitated_reduce_ps
+#define _mm512_rcp14_ps imitated_rcp14_ps
+#undef _mm512_shuffle_f32x4
+#define _mm512_shuffle_f32x4 imitated_shuffle_f32x4
 
 #endif
