@@ -39,12 +39,17 @@ struct Group8 {
     const float *facts;
 };
 
-// Rows of x in bfloat16, zeros from K to kp, a multiple of 32; rows that are not there may hold anything. [rows, kp], or for tiles
-// of AMX [rows / 16 up, kp / 32, 16, 32], each tile turned to [16 pairs of K, 16 rows, 2] where turns_x16.
+// Rows of x in bfloat16, zeros from K to kp, a multiple of 32. [rows, kp], `stride` numbers from row to row; or, where turns_x16,
+// tiles of AMX [rows / 16 up, kp / 32, 16 pairs of K, 16 rows, 2]. `rest`: NULL, or the last rows where they are no sixteen, after
+// which there is memory; there may be anything in it.
 struct Inputs16 {
     const uint16_t *x;
     int64_t kp;
     int64_t rows;
+    int64_t stride;
+    const uint16_t *rest;
+    // Sixteen rows from `row` on, a multiple of that.
+    const uint16_t *sixteen(int64_t row) const { return rest && row + 16 > rows ? rest : x + row * stride; }
 };
 
 bool reads_int8(const vllm_matrix &w);

@@ -93,6 +93,33 @@ def test_many_rows_of_bfloat16_times_bfloat16(n, k, rows) -> None:
     assert error_of(out - bias, x, weight) < 1e-5
 
 
+@pytest.mark.parametrize("rows", [129, 160])
+def test_many_rows_of_bfloat16_that_lie_apart(rows) -> None:
+    """Tiles of AMX take them from where they are, and nothing behind the last."""
+    weight, wide = weight_of("q4_1", 70, 96), torch.full((rows, 200), torch.nan).bfloat16()
+    x = wide[:, 8:104]
+    x.copy_(torch.randn(rows, 96, generator=torch.Generator().manual_seed(1)))
+    out = torch.empty(rows, 70)
+    ops.linear(out, x, ops.linear_pack(weight, None, ["a"]))
+    in_bfloat16 = quant.decode(weight, torch.float32).bfloat16()
+    assert min(error_of(out, x, weight), error_of(out, x, in_bfloat16)) < 1e-5
+
+
+@pytest.mark.parametrize("rows", [5, 140])
+def test_a_gate_of_large_numbers_in_bfloat16(rows) -> None:
+    """Its exponentials neither overflow nor lose numbers near one."""
+    x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    factors = torch.tensor([1e-3, 1.0, 30.0, 1e6, -1e6]).repeat(16)[:, None]
+    weight = torch.cat((weight_of("float32", 80, 64) * factors, weight_of("float32", 80, 64, 1))).bfloat16()
+    out = torch.empty(rows, 80).bfloat16()
+    ops.product(out, x, ops.linear_pack(weight, None, ["a"]), ops.GATES["silu"])
+    both = x.double() @ weight.double().t()
+    gate, up = both[:, :80], both[:, 80:]
+    wanted = torch.nn.functional.silu(gate) * up
+    # A gate's own error counts as much as it has digits.
+    torch.testing.assert_close(out.double(), wanted, rtol=8e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", [*SMALL, *LARGE])
 @pytest.mark.parametrize("rows", [5, 16, 33, 130])
 def test_rows_of_bfloat16_times_packed_weights(name, rows) -> None:

@@ -80,7 +80,7 @@ bool multiply_columns16(const Columns &one, const Inputs16 &in, const Output &ou
     for (int64_t m0 = 0; m0 < in.rows; m0 += ROWS) {
         const int64_t count = in.rows - m0 < ROWS ? in.rows - m0 : ROWS;
         const uint16_t *lines[ROWS];
-        for (int64_t m = 0; m < ROWS; ++m) lines[m] = in.x + (m0 + (m < count ? m : 0)) * in.kp;
+        for (int64_t m = 0; m < ROWS; ++m) lines[m] = in.x + (m0 + (m < count ? m : 0)) * in.stride;
         multiply_vectors(lines, panel, in.kp, products);
         if (one.gated) {
             multiply_vectors(lines, panel + size, in.kp, factors);

@@ -210,41 +210,61 @@ bool is_bfloat16(const vllm_linear_call &call) {
     return all;
 }
 
+// Rows begin .. end of x in bfloat16 and normed: [rows, kp], or tiles of sixteen rows, turned.
+static bool make_rows16(const vllm_linear_call &call, const char *x, int64_t x_stride, int64_t begin, int64_t end, bool turned,
+                        uint16_t *made) {
+    constexpr int64_t SIDE = TILE_ROWS8;
+    const int64_t k = call.k, kp = (k + 31) / 32 * 32;
+    float *plain = static_cast<float *>(scratch(5, static_cast<size_t>(k) * 6));
+    if (!plain) return false;
+    uint16_t *normed = reinterpret_cast<uint16_t *>(plain + k);
+    for (int64_t row = begin; row < end; ++row) {
+        const char *from = x + row * x_stride * 2;
+        uint16_t *to = turned ? made + row / SIDE * SIDE * kp + row % SIDE * 32 : made + row * kp;
+        if (call.norm) {
+            plain_row(call, from, plain);
+            narrow(turned ? normed : to, plain, VLLM_BFLOAT16, k);
+            from = reinterpret_cast<const char *>(normed);
+        } else if (!turned) {
+            memcpy(to, from, static_cast<size_t>(k) * 2);
+        }
+        if (!turned) memset(to + k, 0, static_cast<size_t>(kp - k) * 2);
+        for (int64_t i = 0; turned && i < k; i += 32, to += SIDE * 32) {
+            const int64_t count = k - i < 32 ? k - i : 32;
+            if (count == 32) {
+                memcpy(to, from + i * 2, 64);
+                continue;
+            }
+            memcpy(to, from + i * 2, static_cast<size_t>(count) * 2);
+            memset(to + count, 0, static_cast<size_t>(32 - count) * 2);
+        }
+    }
+    return true;
+}
+
 bool multiply_bfloat16(const vllm_linear_call &call, const char *x, int64_t x_stride, int64_t rows, const Output &output) {
     constexpr int64_t SIDE = TILE_ROWS8;
     const int64_t k = call.k, kp = (k + 31) / 32 * 32, groups = (rows + SIDE - 1) / SIDE;
-    uint16_t *made = static_cast<uint16_t *>(scratch(1, static_cast<size_t>(groups * SIDE * kp) * 2));
-    if (!made) return false;
-    const bool tiles = takes_tiles16();
+    const bool tiles = takes_tiles16(), turned = tiles && turns_x16(rows);
+    Inputs16 in{reinterpret_cast<const uint16_t *>(x), kp, rows, x_stride, nullptr};
     std::atomic<bool> done{true};
-    parallel_ranges(groups, 1, [&](int64_t begin, int64_t end) {
-        float *plain = static_cast<float *>(scratch(5, static_cast<size_t>(k) * 6));
-        uint16_t *normed = reinterpret_cast<uint16_t *>(plain + k);
-        for (int64_t row = begin * SIDE; plain && row < rows && row < end * SIDE; ++row) {
-            const char *from = x + row * x_stride * 2;
-            if (call.norm) {
-                plain_row(call, from, plain);
-                narrow(normed, plain, VLLM_BFLOAT16, k);
-                from = reinterpret_cast<const char *>(normed);
-            }
-            // Pieces of 32 numbers, or the row in one.
-            uint16_t *to = tiles ? made + row / SIDE * SIDE * kp + row % SIDE * 32 : made + row * kp;
-            const int64_t piece = tiles ? 32 : kp;
-            for (int64_t i = 0; i < k; i += piece, to += SIDE * piece) {
-                const int64_t count = k - i < piece ? k - i : piece;
-                if (count == 32) {
-                    memcpy(to, from + i * 2, 64);
-                    continue;
-                }
-                memcpy(to, from + i * 2, static_cast<size_t>(count) * 2);
-                memset(to + count, 0, static_cast<size_t>(piece - count) * 2);
-            }
-        }
-        if (!plain) done = false;
-        if (plain && tiles && turns_x16(rows)) turn_tiles16(made + begin * SIDE * kp, (end - begin) * kp / 32);
-    });
+    if (tiles && !turned && !call.norm && k == kp) {
+        // Tiles take many rows from where they are.
+        uint16_t *rest = static_cast<uint16_t *>(scratch(1, static_cast<size_t>(SIDE * x_stride) * 2));
+        for (int64_t row = rows / SIDE * SIDE; rest && row < rows; ++row)
+            memcpy(rest + row % SIDE * x_stride, in.x + row * x_stride, static_cast<size_t>(k) * 2);
+        in.rest = rest;
+        done = rest != nullptr;
+    } else {
+        uint16_t *made = static_cast<uint16_t *>(scratch(1, static_cast<size_t>(groups * SIDE * kp) * 2));
+        in.x = made, in.stride = kp, done = made != nullptr;
+        parallel_ranges(made ? groups : 0, 1, [&](int64_t begin, int64_t end) {
+            const int64_t last = end * SIDE < rows ? end * SIDE : rows;
+            if (!make_rows16(call, x, x_stride, begin * SIDE, last, turned, made)) done = false;
+            if (turned) turn_tiles16(made + begin * SIDE * kp, (end - begin) * kp / 32);
+        });
+    }
     if (!done) return false;
-    const Inputs16 in{made, kp, rows};
     if (tiles) {
         const auto together = [&](int64_t count) { return even_together(count, pairs_together16(kp)); };
         return multiply_all(call, rows, output, 2 * PANEL_COLUMNS, together, [&](const Columns *list, int64_t count, const Output &to) {

@@ -12,6 +12,7 @@
 #include "processor.h"
 #include "threads.h"
 #include "tiles.h"
+#include "vmath.h"
 
 VLLM_VARIANT_BEGIN
 
@@ -113,25 +114,48 @@ void unpack(const vllm_matrix &w, int64_t n, int64_t count, int64_t kp, uint16_t
 
 // --- products ------------------------------------------------------------------------------------------------------------
 
-// out [2, 2, 16, 16] = LEFT times 16 rows with RIGHT times 16 of the other factor, each of whose sixteens has kp / 32 tiles. A tile
-// that is loaded takes part in two products.
-template <int LEFT, int RIGHT>
-VLLM_TARGET("amx-tile,amx-bf16") void multiply(const uint16_t *left, const uint16_t *right, int64_t kp, float *out) {
+// A tile of weights is wanted once a block of x: loaded as a stream it leaves x in the first cache.
+#define VLLM_LOAD(TILE, from, stride, WEIGHT)   \
+    if (WEIGHT) {                               \
+        _tile_stream_loadd(TILE, from, stride); \
+    } else {                                    \
+        _tile_loadd(TILE, from, stride);        \
+    }
+
+// What is asked for while products are made, `step` numbers with each tile.
+struct Next {
+    const uint16_t *from;
+    int64_t step;
+};
+
+// Twice sixteen rows of a product's left factor, each row `stride` bytes after the one before.
+struct Left {
+    const uint16_t *first, *second;
+    int64_t stride;
+};
+
+// out [2, 2, 16, 16] = LEFT times 16 rows with RIGHT times 16 of the other factor, each of whose sixteens has kp / 32 tiles; FEW:
+// the weights are on the left, in tiles, else x as it is. A tile that is loaded takes part in two products.
+template <int LEFT, int RIGHT, bool FEW>
+VLLM_TARGET("amx-tile,amx-bf16") void multiply(Left left, const uint16_t *right, int64_t kp, float *out, Next next) {
+    constexpr int64_t ALONG = FEW ? NUMBERS : 32;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    const uint16_t *left2 = left + kp * SIDE, *right2 = right + kp * SIDE;
-    for (int64_t i = 0; i < kp * SIDE; i += NUMBERS) {
-        _tile_loadd(4, left + i, 64);
-        _tile_loadd(6, right + i, 64);
+    const uint16_t *right2 = right + kp * SIDE;
+    for (int64_t i = 0; i < kp * SIDE; i += NUMBERS, left.first += ALONG, left.second += ALONG) {
+        for (int64_t at = 0; at < next.step; at += 32) __builtin_prefetch(next.from + at, 0, 2);
+        next.from += next.step;
+        VLLM_LOAD(4, left.first, left.stride, FEW)
+        VLLM_LOAD(6, right + i, 64, !FEW)
         _tile_dpbf16ps(0, 4, 6);
         if (RIGHT > 1) {
-            _tile_loadd(7, right2 + i, 64);
+            VLLM_LOAD(7, right2 + i, 64, !FEW)
             _tile_dpbf16ps(1, 4, 7);
         }
         if (LEFT > 1) {
-            _tile_loadd(5, left2 + i, 64);
+            VLLM_LOAD(5, left.second, left.stride, FEW)
             _tile_dpbf16ps(2, 5, 6);
             if (RIGHT > 1) _tile_dpbf16ps(3, 5, 7);
         }
@@ -142,9 +166,13 @@ VLLM_TARGET("amx-tile,amx-bf16") void multiply(const uint16_t *left, const uint1
     if (LEFT > 1 && RIGHT > 1) _tile_stored(3, out + 3 * AREA, SIDE * 4);
 }
 
-void multiply(int64_t lefts, int64_t rights, const uint16_t *left, const uint16_t *right, int64_t kp, float *out) {
-    if (lefts > 1) return rights > 1 ? multiply<2, 2>(left, right, kp, out) : multiply<2, 1>(left, right, kp, out);
-    rights > 1 ? multiply<1, 2>(left, right, kp, out) : multiply<1, 1>(left, right, kp, out);
+#undef VLLM_LOAD
+
+template <bool FEW>
+void multiply(int64_t lefts, int64_t rights, Left left, const uint16_t *right, int64_t kp, float *out, Next next) {
+    if (lefts > 1)
+        return rights > 1 ? multiply<2, 2, FEW>(left, right, kp, out, next) : multiply<2, 1, FEW>(left, right, kp, out, next);
+    rights > 1 ? multiply<1, 2, FEW>(left, right, kp, out, next) : multiply<1, 1, FEW>(left, right, kp, out, next);
 }
 
 VLLM_TARGET("amx-tile") void begin_tiles() {
@@ -165,6 +193,21 @@ VLLM_TARGET("avx512bf16") void finish_pair(const Output &output, int64_t row, in
     }
 }
 
+// silu(gate) * up to sixteen columns of bfloat16.
+VLLM_TARGET("avx512bf16") void finish_silu(const Output &output, int64_t row, int64_t rows, int64_t column, const float *gate,
+                                           const float *up) {
+    uint16_t *to = reinterpret_cast<uint16_t *>(output.data) + row * output.stride + column;
+    for (int64_t m = 0; m < rows; ++m, to += output.stride) {
+        const __m512 g = _mm512_loadu_ps(gate + m * SIDE), u = _mm512_loadu_ps(up + m * SIDE);
+        // The second operand passes where one is NaN.
+        const __m512 x = _mm512_min_ps(_mm512_set1_ps(126.0f), _mm512_mul_ps(g, _mm512_set1_ps(-1.44269504088896341f)));
+        const __m512 divisor = _mm512_add_ps(_mm512_set1_ps(1.0f), vf_power_of_two(x)), near = _mm512_rcp14_ps(divisor);
+        const __m512 factor = _mm512_mul_ps(near, _mm512_fnmadd_ps(divisor, near, _mm512_set1_ps(2.0f)));
+        const __m512 product = _mm512_mul_ps(_mm512_mul_ps(g, factor), u);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(product)));
+    }
+}
+
 // A pair of sixteens of columns: neighbouring ones, or a gate and what it gates.
 struct Pair {
     const Columns &one;
@@ -179,13 +222,15 @@ struct Pair {
         if (turned) turn_all(tiles, sixteens() * kp / 32);
     }
     // Up to 32 rows of x from m0 on: products [2, 2, 16, 16], rows of x first where they are many.
-    void multiply_rows(const Inputs16 &in, int64_t m0, const uint16_t *tiles, float *products) const {
-        const uint16_t *x = in.x + m0 * in.kp;
+    void multiply_rows(const Inputs16 &in, int64_t m0, const uint16_t *tiles, float *products, Next next) const {
         const int64_t groups = m0 + SIDE < in.rows ? 2 : 1;
-        if (turns_x16(in.rows))
-            multiply(sixteens(), groups, tiles, x, in.kp, products);
-        else
-            multiply(groups, sixteens(), x, tiles, in.kp, products);
+        if (turns_x16(in.rows)) {
+            const Left weights{tiles, tiles + in.kp * SIDE, 64};
+            multiply<true>(sixteens(), groups, weights, in.x + m0 * in.kp, in.kp, products, next);
+        } else {
+            const Left x{in.sixteen(m0), groups > 1 ? in.sixteen(m0 + SIDE) : nullptr, in.stride * 2};
+            multiply<false>(groups, sixteens(), x, tiles, in.kp, products, next);
+        }
     }
     void finish_rows(const Inputs16 &in, int64_t m0, float *products, const Output &output) const {
         const bool few = turns_x16(in.rows);
@@ -195,8 +240,12 @@ struct Pair {
                 parts[i] = products + (few ? 2 * i + g : 2 * g + i) * AREA;
                 if (few) turn_tile(parts[i]);
             }
-            if (one.gated) gate_panel(one, parts[0], parts[1], SIDE);
             const int64_t first = m0 + g * SIDE, count = in.rows - first < SIDE ? in.rows - first : SIDE;
+            if (one.gated && one.activation == VLLM_SILU && !one.bias && one.count == SIDE && output.dtype == VLLM_BFLOAT16) {
+                finish_silu(output, first, count, one.column, parts[0], parts[1]);
+                continue;
+            }
+            if (one.gated) gate_panel(one, parts[0], parts[1], SIDE);
             if (!one.gated && one.count == 2 * SIDE && output.dtype == VLLM_BFLOAT16 && !output.bias) {
                 finish_pair(output, first, count, one.column, parts[0], parts[1]);
                 continue;
@@ -227,14 +276,15 @@ bool multiply_tiles16(const Columns *list, int64_t count, const Inputs16 &in, co
     for (int64_t first = 0; first < count; first += together) {
         const int64_t end = first + together < count ? first + together : count;
         for (int64_t i = first; i < end; ++i) Pair{list[i]}.unpack_to(tiles + (i - first) * size, in.kp, !turns_x16(in.rows));
-        // Each of them asks for its share of the next rows of x, which may be further away than the second cache.
-        const int64_t share = (size + end - first - 1) / (end - first);
+        // Each of them asks for its share of the next rows of x, which may be further away than the second cache, bit by bit: more
+        // than a few lines at once would have to wait for each other.
+        const int64_t step = (2 * SIDE + end - first - 1) / (end - first) * 32, share = in.kp / 32 * step;
         for (int64_t m0 = 0; m0 < in.rows; m0 += 2 * SIDE) {
-            const uint16_t *next = in.x + m0 * in.kp + size;
+            const bool asks = m0 + 2 * SIDE < in.rows && in.stride == in.kp;
+            const uint16_t *ahead = in.x + m0 * in.kp + size;
             for (int64_t i = first; i < end; ++i, turn = 1 - turn) {
-                for (int64_t at = 0; m0 + 2 * SIDE < in.rows && at < share; at += 32)
-                    __builtin_prefetch(next + (i - first) * share + at, 0, 2);
-                Pair{list[i]}.multiply_rows(in, m0, tiles + (i - first) * size, products[turn]);
+                const Next next{ahead + (i - first) * share, asks && (i - first) * share < size ? step : 0};
+                Pair{list[i]}.multiply_rows(in, m0, tiles + (i - first) * size, products[turn], next);
                 if (last) Pair{*last}.finish_rows(in, last_m0, products[1 - turn], output);
                 last = list + i, last_m0 = m0;
             }
