@@ -187,19 +187,25 @@ static inline void clear(const Sums &sums, int64_t rows, int64_t width) {
     memset(sums.value, 0, static_cast<size_t>(rows * width) * sizeof(float));
 }
 
-// One span's sums into `all`.
+// One span's sums into `all`. Both have memory for rows up to a multiple of VF.
 static inline void merge(const Sums &all, const Sums &span, int64_t rows, int64_t width) {
-    for (int64_t r = 0; r < rows; ++r) {
-        if (span.most[r] == -INFINITY) continue;
-        float now = all.most[r] > span.most[r] ? all.most[r] : span.most[r];
-        float a = exp1(all.most[r] - now), b = exp1(span.most[r] - now);
-        all.weight[r] = all.weight[r] * a + span.weight[r] * b;
-        all.most[r] = now;
-        vf x = vf_set(a), y = vf_set(b);
-        float *to = all.value + r * width;
-        const float *from = span.value + r * width;
-        for (int64_t i = 0; i < width; i += VF)
-            vf_store(to + i, vf_fma(vf_load(from + i), y, vf_mul(vf_load(to + i), x)));
+    for (int64_t begin = 0; begin < rows; begin += VF) {
+        const vf before = vf_load(all.most + begin), here = vf_load(span.most + begin), now = vf_max(before, here);
+        float most[VF], own[VF], others[VF];
+        vf_store(most, now);
+        vf_store(own, vf_exp(vf_sub(before, now)));
+        vf_store(others, vf_exp(vf_sub(here, now)));
+        for (int64_t i = 0; i < VF && begin + i < rows; ++i) {
+            const int64_t r = begin + i;
+            if (span.most[r] == -INFINITY) continue;
+            all.weight[r] = all.weight[r] * own[i] + span.weight[r] * others[i];
+            all.most[r] = most[i];
+            vf x = vf_set(own[i]), y = vf_set(others[i]);
+            float *to = all.value + r * width;
+            const float *from = span.value + r * width;
+            for (int64_t j = 0; j < width; j += VF)
+                vf_store(to + j, vf_fma(vf_load(from + j), y, vf_mul(vf_load(to + j), x)));
+        }
     }
 }
 

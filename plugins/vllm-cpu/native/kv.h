@@ -78,6 +78,7 @@ struct Float32 {
 };
 struct BFloat16 {
     typedef uint16_t T;
+    static constexpr int32_t DTYPE = VLLM_BFLOAT16;
     static constexpr bool scaled = false;
     static inline vf load(const T *p) { return vf_load_bf16(p); }
     static inline float get(T x) { return from_bf16(x); }
@@ -85,6 +86,7 @@ struct BFloat16 {
 };
 struct Float16 {
     typedef uint16_t T;
+    static constexpr int32_t DTYPE = VLLM_FLOAT16;
     static constexpr bool scaled = false;
     static inline vf load(const T *p) { return vf_load_f16(p); }
     static inline float get(T x) { return from_f16(x); }
@@ -177,6 +179,16 @@ static inline void put_token(const Plane<E> &plane, int64_t offset, int64_t toke
         value_factor = scale_of(v, size, plane.value_scale + offset);
     }
     typename E::T *column = plane.keys + offset, *row = plane.values + offset * size;
+    if constexpr (sizeof(typename E::T) == 2) {
+        narrow(row, v, E::DTYPE, size);
+        typename E::T keys[64];
+        for (int64_t begin = 0; begin < size; begin += 64) {
+            const int64_t count = smaller(64, size - begin);
+            narrow(keys, k + begin, E::DTYPE, count);
+            for (int64_t i = 0; i < count; ++i) column[(begin + i) * tokens_per_block] = keys[i];
+        }
+        return;
+    }
     for (int64_t i = 0; i < size; ++i) {
         float key = E::scaled ? (key_factor == 0.0f ? 0.0f : k[i] * key_factor) : k[i];
         column[i * tokens_per_block] = E::put(key);

@@ -286,10 +286,16 @@ static inline void narrow(void *out, const float *in, int32_t dtype, int64_t n) 
         return;
     }
     uint16_t *p = static_cast<uint16_t *>(out);
-    if (dtype == VLLM_BFLOAT16)
+    if (dtype == VLLM_BFLOAT16) {
         for (int64_t i = 0; i < n; ++i) p[i] = to_bf16(in[i]);
-    else
-        for (int64_t i = 0; i < n; ++i) p[i] = to_f16(in[i]);
+        return;
+    }
+    int64_t i = 0;
+#ifdef __AVX2__
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(p + i), _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    for (; i < n; ++i) p[i] = to_f16(in[i]);
 }
 
 VLLM_VARIANT_END

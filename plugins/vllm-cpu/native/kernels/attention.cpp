@@ -185,8 +185,13 @@ static int32_t run(const Call &call, const Attend &attend) {
             attend(task, shape, larger(low, task.span_begin * SPAN), smaller(high, task.span_end * SPAN), sums);
             return;
         }
-        start(call, task, work.all);
-        for (int64_t span = task.span_begin; span < task.span_end; ++span) {
+        int64_t span = task.span_begin;
+        // What the first span is merged into is nothing, where there is no sink.
+        if (call.sinks || span == task.span_end)
+            start(call, task, work.all);
+        else
+            attend(task, shape, larger(low, span * SPAN), smaller(high, (span + 1) * SPAN), work.all), ++span;
+        for (; span < task.span_end; ++span) {
             attend(task, shape, larger(low, span * SPAN), smaller(high, (span + 1) * SPAN), work.span);
             merge(work.all, work.span, used, width);
         }
