@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +13,13 @@ import torch
 from vllm_core.api import POOLS, Communicator, Device, DeviceFacts, Eager, Event, Graph, MemoryBudgetError, MemoryStats, Pool
 from vllm_cpu import probe, recording
 from vllm_cpu.backends import generic, native_linear
+from vllm_cpu.pages import Pages
 
 OWN = frozenset({generic.PROVIDER, generic.UNPADDED, native_linear.PROVIDER, native_linear.ROUNDING})
 """Providers of this package."""
+
+PLACED_BYTES = 1 << 15
+"""Weights from this size on are placed in large pages."""
 
 MAPPED_BYTES = 1 << 20
 """From this size on memory comes from the kernel page by page as it is touched, zeroed and aligned to pages."""
@@ -22,6 +27,14 @@ MAPPED_BYTES = 1 << 20
 
 RECORDED_ROWS = 32
 """Of steps with more rows what Python takes is a small part."""
+
+
+def _available_bytes(facts: DeviceFacts) -> int:
+    available = probe.memory_info().get("MemAvailable", facts.memory_bytes)
+    limit, used = probe.memory_limit(), probe.memory_used()
+    if limit is not None and used is not None:
+        available = min(available, max(0, limit - used))
+    return min(available, facts.memory_bytes)
 
 
 class _Done:
@@ -55,6 +68,7 @@ class CpuDevice(Device):
         self.facts = facts
         self._own: dict[Pool, int] = dict.fromkeys(POOLS, 0)
         self._peak = 0
+        self._pages = Pages(partial(_available_bytes, self.facts))
 
     def allocate(self, pool: Pool, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a zero-filled tensor, aligned to 64 bytes at least. Raises MemoryBudgetError."""
@@ -68,7 +82,7 @@ class CpuDevice(Device):
         return tensor
 
     def _check_fits(self, pool: Pool, size: int) -> None:
-        available = self.statistics().available_bytes
+        available = _available_bytes(self.facts)
         if size > available:
             raise MemoryBudgetError(
                 "Not enough memory",
@@ -83,12 +97,16 @@ class CpuDevice(Device):
         self._peak = max(self._peak, sum(self._own.values()))
 
     def adopt(self, pool: Pool, host: torch.Tensor) -> torch.Tensor:
-        """Return the tensor itself: it is on the device already."""
-        self._count(pool, host.numel() * host.element_size())
-        return host.contiguous()
+        """Return the tensor itself, or of the larger weights a copy in large pages, which lets go of what it was made from."""
+        size = host.numel() * host.element_size()
+        placed = self._pages.place(host) if pool == "weights" and size >= PLACED_BYTES else None
+        self._count(pool, size)
+        return host.contiguous() if placed is None else placed
 
     def release(self, pool: Pool) -> int:
         """Stop counting the pool; the memory goes with the last tensor that uses it."""
+        if pool == "weights":
+            self._pages = Pages(partial(_available_bytes, self.facts))
         size, self._own[pool] = self._own[pool], 0
         return size
 
@@ -98,14 +116,9 @@ class CpuDevice(Device):
 
     def statistics(self) -> MemoryStats:
         """Total and available memory, both bounded by the control group."""
-        total = self.facts.memory_bytes
-        available = probe.memory_info().get("MemAvailable", total)
-        limit, used = probe.memory_limit(), probe.memory_used()
-        if limit is not None and used is not None:
-            available = min(available, max(0, limit - used))
         return MemoryStats(
-            total_bytes=total,
-            available_bytes=min(available, total),
+            total_bytes=self.facts.memory_bytes,
+            available_bytes=_available_bytes(self.facts),
             own_bytes=dict(self._own),
             peak_own_bytes=self._peak,
         )
