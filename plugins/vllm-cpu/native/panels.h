@@ -9,9 +9,11 @@ VLLM_VARIANT_BEGIN
 
 constexpr int64_t PANEL_COLUMNS = 16;
 
-// A few rows of x in eight bits: q [rows, k], facts float [rows, k / 32, 2]: the step of a block and its sum.
+// A few rows of x in eight bits: q [rows, k], facts float [rows, k / 32, 2]: the step of a block and its sum. `halves`: NULL where
+// no format takes it, or q with the first halves of each four blocks before their second ones; what is left of k is nothing.
 struct Inputs8 {
     const int8_t *q;
+    const int8_t *halves;
     const float *facts;
     int64_t k;
     int64_t rows;
@@ -57,6 +59,8 @@ bool reads_int8(const vllm_matrix &w);
 void quantise_row(const float *x, int64_t k, int8_t *q, float *facts);
 void quantise_group(const float *const *x, int64_t k, uint8_t *q, uint8_t *wide, float *facts);
 void quantise_tile_row(const float *x, int64_t k, int64_t row, uint8_t *q, float *facts);
+bool takes_halves8(int32_t format);
+void split_halves(const int8_t *q, int64_t k, int8_t *out);
 bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, float *out, int64_t stride);
 bool takes_wide8(int32_t format);
 bool takes_tiles8();

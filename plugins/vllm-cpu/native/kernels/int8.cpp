@@ -120,16 +120,18 @@ VLLM_INLINE __m512 wide_total(const WideSums &found) {
     return _mm512_fmadd_ps(_mm512_maskz_mov_ps(0xaaaa, found.offsets), _mm512_set1_ps(Wide::OFFSET), all);
 }
 
-// As along_row; what is left of four blocks at a time goes its way.
+// As along_row; what is left of two blocks at a time goes its way.
 template <class Format, class Wide>
 VLLM_INLINE __m512 wide_row(const uint8_t *p, const Inputs8 &in) {
     WideSums found{{_mm512_setzero_ps(), _mm512_setzero_ps()}, _mm512_setzero_ps()};
-    const int64_t fours = in.k / 128;
-    for (int64_t i = 0; i < fours; ++i) wide_four<Wide>(p + i * 4 * Wide::BYTES, in.q + i * 128, in.facts + i * 8, found);
+    const int64_t fours = in.k / 128, twos = in.k / 64;
+    const int8_t *q = Wide::HALVES ? in.halves : in.q;
+    for (int64_t i = 0; i < fours; ++i) wide_four<Wide>(p + i * 4 * Wide::BYTES, q + i * 128, in.facts + i * 8, found);
+    if (twos % 2) wide_two<Wide>(p + fours * 4 * Wide::BYTES, in.q + fours * 128, in.facts + fours * 8, found);
     const __m512 all = wide_total<Wide>(found);
-    if (in.k == fours * 128) return all;
-    const Inputs8 rest{in.q + fours * 128, in.facts + fours * 8, in.k - fours * 128, 1};
-    return _mm512_add_ps(all, _mm512_zextps256_ps512(along_row<Format>(p + fours * 4 * Wide::BYTES, rest)));
+    if (in.k == twos * 64) return all;
+    const Inputs8 rest{in.q + twos * 64, nullptr, in.facts + twos * 4, in.k - twos * 64, 1};
+    return _mm512_add_ps(all, _mm512_zextps256_ps512(along_row<Format>(p + twos * 2 * Wide::BYTES, rest)));
 }
 
 template <class Wide>
@@ -282,18 +284,35 @@ void quantise_tile_row(const float *x, int64_t k, int64_t row, uint8_t *q, float
     }
 }
 
+bool takes_halves8(int32_t format) {
+#ifdef __AVX512VNNI__
+    return format == VLLM_Q4_0 || format == VLLM_Q4_1;
+#else
+    (void)format;
+    return false;
+#endif
+}
+
+void split_halves(const int8_t *q, int64_t k, int8_t *out) {
+    for (int64_t b = 0; b + 4 <= k / 32; b += 4)
+        for (int64_t i = 0; i < 4; ++i) {
+            memcpy(out + b * 32 + i * 16, q + (b + i) * 32, 16);
+            memcpy(out + b * 32 + 64 + i * 16, q + (b + i) * 32 + 16, 16);
+        }
+}
+
 bool multiply_vector8(const vllm_matrix &w, const Inputs8 &in, int64_t n0, int64_t n1, float *out, int64_t stride) {
     return with_format8(w.format, [&](auto format) {
         using Format = decltype(format);
         int64_t blocks = in.k / 32, m = 0;
         for (; m < in.rows; m += 4) {
-            Inputs8 part{in.q + m * in.k, in.facts + m * blocks * 2, in.k, in.rows - m};
+            Inputs8 part{in.q + m * in.k, in.halves ? in.halves + m * in.k : nullptr, in.facts + m * blocks * 2, in.k, in.rows - m};
             if (part.rows >= 4) {
                 range8<Format, 4, 2>(w, part, n0, n1, out + m * stride, stride);
                 continue;
             }
             for (int64_t rest = 0; rest < part.rows; ++rest) {
-                Inputs8 one{part.q + rest * in.k, part.facts + rest * blocks * 2, in.k, 1};
+                Inputs8 one{part.q + rest * in.k, in.halves ? part.halves + rest * in.k : nullptr, part.facts + rest * blocks * 2, in.k, 1};
                 float *to = out + (m + rest) * stride;
                 if (multiply_wide8(w, one, n0, n1, to)) continue;
                 if constexpr (Format::HEADS)
@@ -311,6 +330,8 @@ bool reads_int8(const vllm_matrix &) { return false; }
 void quantise_row(const float *, int64_t, int8_t *, float *) {}
 void quantise_group(const float *const *, int64_t, uint8_t *, uint8_t *, float *) {}
 void quantise_tile_row(const float *, int64_t, int64_t, uint8_t *, float *) {}
+bool takes_halves8(int32_t) { return false; }
+void split_halves(const int8_t *, int64_t, int8_t *) {}
 bool multiply_vector8(const vllm_matrix &, const Inputs8 &, int64_t, int64_t, float *, int64_t) { return false; }
 
 #endif

@@ -141,16 +141,19 @@ bool rounds(const vllm_linear_call &call) {
 bool multiply_int8(const vllm_linear_call &call, const char *x, int64_t x_stride, int64_t rows, const Output &output) {
     const int64_t k = call.k, blocks = k / 32, row_step = x_stride * item_bytes(call.x_dtype);
     if (rows <= VECTOR_ROWS) {
-        char *memory = static_cast<char *>(scratch(1, static_cast<size_t>(rows * (k + 8 * blocks))));
+        bool halves = false;
+        for (int64_t p = 0; p < call.num_parts; ++p) halves = halves || takes_halves8(call.parts[p].format);
+        char *memory = static_cast<char *>(scratch(1, static_cast<size_t>(rows * ((halves ? 2 : 1) * k + 8 * blocks))));
         float *plain = static_cast<float *>(scratch(5, static_cast<size_t>(k) * 4));
         if (!memory || !plain) return false;
         float *facts = reinterpret_cast<float *>(memory);
-        int8_t *q = reinterpret_cast<int8_t *>(facts + rows * blocks * 2);
+        int8_t *q = reinterpret_cast<int8_t *>(facts + rows * blocks * 2), *split = halves ? q + rows * k : nullptr;
         for (int64_t row = 0; row < rows; ++row) {
             plain_row(call, x + row * row_step, plain);
             quantise_row(plain, k, q + row * k, facts + row * blocks * 2);
+            if (halves) split_halves(q + row * k, k, split + row * k);
         }
-        multiply_few8(call, Inputs8{q, facts, k, rows}, output);
+        multiply_few8(call, Inputs8{q, split, facts, k, rows}, output);
         return true;
     }
     bool takes_wide = false;
