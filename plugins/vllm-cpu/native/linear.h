@@ -35,6 +35,8 @@ struct Columns {
 
 // Most rows for which weights are decoded straight into the sums.
 constexpr int64_t VECTOR_ROWS = 4;
+// Ranges of columns a thread then: memory serves one core before another, and the last range is waited for.
+constexpr int64_t VECTOR_RANGES = 8;
 
 // Columns n0 .. n1 of the product for up to VECTOR_ROWS rows, to out [rows, n1 - n0] of `stride`.
 bool multiply_vector(const vllm_matrix &w, const Inputs &in, int64_t n0, int64_t n1, float *out, int64_t stride);

@@ -42,10 +42,10 @@ inline void parallel(int64_t n_tasks, const Body &body) {
         const_cast<void *>(static_cast<const void *>(&body)));
 }
 
-// parallel_ranges(size, grain, [&](int64_t begin, int64_t end) { ... }): about four ranges a thread, multiples of `grain`.
+// parallel_ranges(size, grain, [&](int64_t begin, int64_t end) { ... }): about `each` ranges a thread, multiples of `grain`.
 template <class Body>
-inline void parallel_ranges(int64_t size, int64_t grain, const Body &body) {
-    int64_t pieces = num_threads() * 4;
+inline void parallel_ranges(int64_t size, int64_t grain, const Body &body, int64_t each = 4) {
+    int64_t pieces = num_threads() * each;
     int64_t step = (size + pieces - 1) / pieces;
     step = (step + grain - 1) / grain * grain;
     if (step >= size) {

@@ -202,7 +202,7 @@ void multiply_part(const vllm_matrix &w, const Inputs &in, const Output &output,
             multiply_vector(w, in, n0, n1, products, 64);
             for (int64_t m = 0; m < in.rows; ++m) store(output, m, first + n0, products + m * 64, n1 - n0);
         }
-    });
+    }, VECTOR_RANGES);
 }
 
 }  // namespace

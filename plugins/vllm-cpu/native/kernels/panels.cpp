@@ -127,7 +127,7 @@ void multiply_few8(const vllm_linear_call &call, const Inputs8 &in, const Output
                 narrow(output.data + (m * output.stride + n0) * item_bytes(output.dtype), gate, output.dtype, count);
             }
         }
-    });
+    }, VECTOR_RANGES);
 }
 
 }  // namespace
