@@ -70,7 +70,7 @@ def test_a_row_of_any_width_is_the_product_of_rounded_inputs(name, blocks, varia
 
 @pytest.mark.parametrize("name", HALVES)
 def test_rows_beside_each_other_have_the_bits_of_each_alone(name, variant) -> None:
-    size = 2 * gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]][0]
+    size = 6 * gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]][0]
     weight = ops.linear_pack_int8(weight_of(name, 37, size), None, ["a"])
     x = torch.randn(3, size, generator=torch.Generator().manual_seed(0))
     together, alone = torch.empty(3, 37), torch.empty(3, 37)
