@@ -52,8 +52,7 @@ def test_tokens_are_those_of_transformers(name, make_model, tmp_path, engines, r
     assert llm.plan.compiler == "kept"
     assert run(llm, PROMPTS, GREEDY) == [model.greedy(prompt, 10) for prompt in PROMPTS]
     # All rows wanted, some, and a single token.
-    count = len(graphs)
-    assert 1 <= count <= 3
+    assert 1 <= len(graphs) <= 3
     for prompt in PROMPTS:
         assert run(llm, [prompt], GREEDY) == [model.greedy(prompt, 10)]
     assert run(llm, PROMPTS[::-1] * 3, GREEDY) == [model.greedy(prompt, 10) for prompt in PROMPTS[::-1]] * 3
@@ -67,8 +66,9 @@ def test_windows_and_sandwich_norms(gemma, engines, run, graphs):
     assert 1 <= len(graphs) <= 4
 
 
-def test_a_graph_is_the_whole_model(llama, engines, run, graphs, platform):
+def test_a_graph_is_the_whole_model(llama, engines, run, graphs):
     run(engines(llama, compile="kept"), PROMPTS, GREEDY)
+    assert graphs
     for graph in graphs:
         names = calls(graph)
         assert names[0] == "embedding"
@@ -87,7 +87,9 @@ def test_a_quantised_table_reaches_its_op(make_model, tmp_path, engines, run, gr
     model = make_model(tmp_path, "LlamaForCausalLM", hidden_size=64, tie_word_embeddings=True)
     plain, compiled = (engines(model, quantization="int8", compile=name) for name in (None, "kept"))
     assert run(compiled, PROMPTS, GREEDY) == run(plain, PROMPTS, GREEDY)
-    assert all("embedding" in calls(graph)[0] for graph in graphs)
+    assert graphs
+    for graph in graphs:
+        assert any("embedding" in str(node.target) and "quantised" in str(node.target) for node in graph.graph.nodes)
 
 
 def test_two_workers_compile(llama, engines, run):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from types import FunctionType, MethodType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._dynamo import list_backends, mark_dynamic, mark_static
@@ -22,7 +22,8 @@ from vllm_core.api import OPS, Device, OpSpec, QuantTensor, StepInputs
 from vllm_core.engine.binding import BoundOps
 from vllm_core.engine.decompose import DECOMPOSITIONS
 from vllm_core.errors import ConfigError, nearest
-from vllm_core.ops.place import declared
+from vllm_core.models.build import Model
+from vllm_core.ops.place import declared, needed_of
 
 _TENSOR = re.compile(r"(float|int|uint|bool)\d*\[")
 _WEIGHT = "Tensor data, Tensor? scale, Tensor? zero, str format, SymInt[] shape"
@@ -34,13 +35,6 @@ _namespaces = count()
 _Library: Any = torch.library.Library
 _shapes: Any = shapes
 _check: Any = torch._check
-
-
-class Model(Protocol):
-    """What is compiled of a model."""
-
-    def forward(self, inputs: StepInputs, kv: Sequence[Any], rows: torch.Tensor | None = None) -> torch.Tensor:
-        """As `vllm_core.models.build.Model.forward`."""
 
 
 class CompiledOps:
@@ -87,7 +81,7 @@ class CompiledOps:
         declarations = declared(spec)
         packed = [index for index, text in enumerate(declarations) if text.startswith("Packed ")]
         caches = [index for index, text in enumerate(declarations) if text.startswith("KV ")]
-        optional, kept = len(declarations) - spec.schema.count(" = None"), self._kept
+        needed, kept = len(needed_of(spec)), self._kept
 
         def call(*given: Any) -> None:
             arguments = list(given)
@@ -98,7 +92,7 @@ class CompiledOps:
                 arguments[index : index + 2] = [kept[arguments[index + 1]]]
             for index in packed:
                 arguments[index] = kept[arguments[index]]
-            while len(arguments) > optional and arguments[-1] is None:
+            while len(arguments) > needed and arguments[-1] is None:
                 arguments.pop()
             plain(*arguments)
 

@@ -273,10 +273,10 @@ def _compiled(design: DesignLike, device: Device, ops: BoundOps, sizes: Mapping[
     from vllm_core.engine.compiled import CompiledModel, CompiledOps
 
     calls = CompiledOps(ops)
-    bounds = {name: sizes[name] for name in ("max_tokens", "max_rows")}
-    roomier = {**sizes, **{name: most + 1 for name, most in bounds.items()}}
+    tokens, rows = sizes["max_tokens"], sizes["max_rows"]
+    roomier = {**sizes, "max_tokens": tokens + 1, "max_rows": rows + 1}
     model = build_model(design.spec, device, calls, **roomier, shard=shard)
-    return CompiledModel(model, calls, device, backend=design.plan.compiler, **bounds)
+    return CompiledModel(model, calls, device, backend=design.plan.compiler, max_tokens=tokens, max_rows=rows)
 
 
 def _checked(weights: Iterable[tuple[str, Any]], check: Callable[[], None]) -> Iterator[tuple[str, Any]]:
