@@ -140,11 +140,12 @@ struct Sight {
     }
 };
 
-// Lane i: the sum, or the largest, of vector i's numbers.
 template <bool SUM>
 static inline vf both(vf a, vf b) {
     return SUM ? vf_add(a, b) : vf_max(a, b);
 }
+
+// Lane i: the sum, or the largest, of vector i's numbers.
 template <bool SUM>
 static inline vf across(const vf *rows) {
     vf fours[4];
