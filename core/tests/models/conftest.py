@@ -61,6 +61,9 @@ class References:
 
         return counted
 
+    def has(self, op: str, role: str) -> bool:
+        return op != "decode_layers"
+
     def formats(self, op: str, role: str) -> frozenset[str]:
         return frozenset()
 

@@ -149,6 +149,12 @@ _ENCODER = (
     Run("long/q2/d64", 3),
     Run("mixed", 4, STRIDED, ci=True),
 )
+_LAYERS = (
+    *(Run(f"{rows}/plain", seed, ci=seed == 0) for rows in ("one_token", "single", "singles") for seed in (0, 1)),
+    *(Run(f"single/q{q}/k{k}/d{size}/plain", 2) for q, k, size in ((4, 4, 128), (8, 2, 128))),
+    Run("single/q9/k3/h320/plain", 2),
+    *(Run(f"single/b{size}/plain", 3) for size in (32, 64, 128)),
+)
 _STEP = tuple(
     Run(rows, seed, ci=seed == 0)
     for rows in ("one_token", "one_sequence", "mixed", "long", "decode", "chunks")
@@ -174,6 +180,7 @@ _GRAPH = {
     **dict.fromkeys(
         ("rotary_embedding", "kv_write", "paged_attention", "qk_norm_rope_kv_write", "qk_norm_rope_attention"), "decode/plain"
     ),
+    "decode_layers": "single/plain",
     **dict.fromkeys(("moe_route", "moe"), "decode/e16/t4"),
     **dict.fromkeys(("build_step", "advance"), "decode"),
     **dict.fromkeys(("logit_adjust", "sample"), "mixed"),
@@ -191,6 +198,7 @@ _BY_OP: Mapping[str, tuple[Run, ...]] = {
     "kv_write": _KV_WRITE,
     **dict.fromkeys(("kv_copy", "kv_export", "kv_import"), _KV),
     "qk_norm_rope_kv_write": _FUSED,
+    "decode_layers": _LAYERS,
     "encoder_attention": _ENCODER,
     **dict.fromkeys(("batch_update", "build_step", "advance"), _STEP),
     **dict.fromkeys(("logit_adjust", "sample"), _TAIL),
@@ -262,4 +270,4 @@ def _claimed(claims: Mapping[str, Support], name: str) -> bool:
 
 def size_of(op: str) -> Size:
     """Size class: kernels of many variants may have to be compiled first, and long sequences cost the reference a second."""
-    return "medium" if OPS[op].family in ("kv", "linear", "moe") or op in ("sample", "encoder_attention") else "small"
+    return "medium" if OPS[op].family in ("kv", "linear", "moe") or op in ("sample", "encoder_attention", "decode_layers") else "small"

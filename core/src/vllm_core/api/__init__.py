@@ -47,6 +47,7 @@ from vllm_core.api.program import (
     StepResult,
 )
 from vllm_core.api.quant import FORMATS, PLAIN, STACK, QuantFormat, QuantStack, QuantTensor, Weight
+from vllm_core.api.stack import DecoderLayer, DecoderLayers
 from vllm_core.api.version import API_VERSION
 from vllm_core.errors import MemoryBudgetError, UnsupportedError
 
@@ -62,6 +63,8 @@ __all__ = [
     "Communicator",
     "Companion",
     "ConfigPatch",
+    "DecoderLayer",
+    "DecoderLayers",
     "Device",
     "DeviceFacts",
     "DeviceSpec",

@@ -34,7 +34,13 @@ _FLOAT = {"float32": Tolerance(1e-5, 1e-5), "bfloat16": Tolerance(1e-2, 1.6e-2),
 _MATMUL = {"float32": Tolerance(1e-4, 1e-4), "bfloat16": Tolerance(2e-2, 2e-2), "float16": Tolerance(4e-3, 4e-3)}
 _GATED = {"float32": Tolerance(2e-4, 2e-4), "bfloat16": Tolerance(6e-2, 4e-2), "float16": Tolerance(1e-2, 8e-3)}
 """A product of two products, each rounded before."""
+_LAYERS = {"float32": Tolerance(1e-3, 1e-3), "bfloat16": Tolerance(1e-1, 4e-2), "float16": Tolerance(2e-2, 1e-2)}
+"""Several layers, whose residual stream and heads are rounded in between."""
 _EXACT = {"float32": EXACT, "bfloat16": EXACT, "float16": EXACT}
+WHOLES = frozenset({"decode_layers"})
+"""Ops in place of others that are chosen anyway: a plan needs nobody for them, and core offers no reference, which would stand
+in for what was chosen for the others."""
+
 _REF = "vllm_core.ops"
 _GEN = "vllm_core.ops.inputs"
 
@@ -293,6 +299,18 @@ _ALL = (
         family="kv",
         decomposition=("qk_norm_rope_kv_write", "paged_attention"),
         features=("interleaved", "sliding_window", "soft_cap", "sinks"),
+    ),
+    _spec(
+        "decode_layers",
+        "(float[S,H] residual!, DecoderLayers layers!, int32[S] positions, int64[S] slot_mapping, int32[S] seq_lens, "
+        "int32[S,B] block_table) -> bool",
+        "All layers of a dense decoder for one token of each row, in place of a call or more of each layer: per layer "
+        "rms_norm_linear, qk_norm_rope_attention, linear_add, rms_norm_gated_linear, linear_add. Numbers in between need not be "
+        "rounded to the model's dtype. Returns whether it was done: a provider leaves everything as it is, and says so without "
+        "asking the device, where layer after layer is faster, or weights or KV are in a form of another distribution's. Steps "
+        "of few rows of the op's shape classes it takes.",
+        "stack",
+        _LAYERS,
     ),
     _spec(
         "encoder_attention",

@@ -72,6 +72,10 @@ class BoundOps:
             )
         return found
 
+    def has(self, op: str, role: str) -> bool:
+        """Whether a provider serves the call site, rather than its parts."""
+        return (op, role) in self._bindings
+
     def binding(self, op: str, role: str) -> BindingLike | None:
         """The plan's binding of a call site; None where it has none."""
         return self._bindings.get((op, role))

@@ -55,6 +55,10 @@ class CompiledOps:
         """As `BoundOps.formats`."""
         return self._ops.formats(op, role)
 
+    def has(self, op: str, role: str) -> bool:
+        """Not all layers at once: the compiler is given the calls of each."""
+        return op != "decode_layers" and self._ops.has(op, role)
+
     def keep(self, value: Any) -> int:
         """The number by which ops find ``value``."""
         self._kept.append(value)

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from vllm_core.api import Device, QuantTensor, StepInputs
+from vllm_core import api
+from vllm_core.api import DecoderLayers, Device, QuantTensor, StepInputs
 from vllm_core.layers.experts import SparseMLP, canonical, each_expert
 from vllm_core.layers.labels import LabelHead
 from vllm_core.layers.linear import BoundOps, PackedLinear
@@ -171,6 +172,20 @@ class DecoderLayer:
             self._rms_norm(x.delta, x.delta, self.mlp_norm.value, eps)
         return x
 
+    def described(self, kv: Any) -> api.DecoderLayer:
+        """A dense layer's weights, with its KV, as `decode_layers` is given them."""
+        return api.DecoderLayer(
+            qkv=self.qkv.packed,
+            out=self.out.packed,
+            gate_up=self.gate_up.packed,
+            down=self.down.packed,
+            input_norm=self.input_norm.value,
+            mlp_norm=self.mlp_input_norm.value,
+            q_norm=self.q_norm.value,
+            k_norm=self.k_norm.value,
+            kv=kv,
+        )
+
     def write_keys(self, x: Views, inputs: StepInputs, kv: Any) -> torch.Tensor:
         """Of a layer of whose output nothing is read: its keys and values alone. Returns no rows."""
         if self._fused:
@@ -222,6 +237,46 @@ class DecoderLayer:
         )
 
 
+class WholeStack:
+    """All layers as `decode_layers` runs them, where somebody serves it, in steps of which it takes the whole."""
+
+    def __init__(
+        self, spec: ModelSpec, ops: BoundOps, layers: Sequence[DecoderLayer], tables: Sequence[torch.Tensor | None]
+    ) -> None:
+        (group,) = spec.kv_groups()
+        role = f"kv.{group.index}.{group.kind}"
+        self._op = ops.get("decode_layers", role) if ops.has("decode_layers", role) else None
+        self._spec, self._layers, self._table = spec, layers, tables[0]
+        self._described: tuple[Sequence[Any], DecoderLayers] | None = None
+
+    def run(self, x: Views, inputs: StepInputs, kv: Sequence[Any]) -> bool:
+        """Run the layers on the residual stream; whether that was done."""
+        if self._op is None or inputs.max_query_len != 1:
+            return False
+        rows = (inputs.positions, inputs.slot_mapping[0], inputs.seq_lens, inputs.block_tables[0])
+        return bool(self._op(x.residual, self._of(kv), *rows))
+
+    def _of(self, kv: Sequence[Any]) -> DecoderLayers:
+        if self._described is None or self._described[0] is not kv:
+            self._described = kv, self._describe(kv)
+        return self._described[1]
+
+    def _describe(self, kv: Sequence[Any]) -> DecoderLayers:
+        spec = self._spec
+        return DecoderLayers(
+            layers=tuple(layer.described(layer_kv) for layer, layer_kv in zip(self._layers, kv, strict=True)),
+            hidden_size=spec.hidden_size,
+            intermediate_size=spec.intermediate_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            eps=spec.norm_eps,
+            scale=spec.scale,
+            activation=spec.activation,
+            cos_sin=self._table,
+        )
+
+
 class Decoder:
     """The whole model, or one worker's part of it. Not usable until `load` or `load_dummy` has run.
 
@@ -262,6 +317,7 @@ class Decoder:
         tables = _tables(spec, device, max_model_len)
         self._layers = [DecoderLayer(mine, i, device, ops, tables[i], shard) for i in range(len(spec.layers))]
         self._norms: list[Any] = []
+        self._whole = WholeStack(mine, ops, self._layers, tables) if mine.is_plain_stack else None
         self._loader = self._expected()
 
     def wanted(self, name: str, shape: tuple[int, ...]) -> Cut | None:
@@ -297,6 +353,9 @@ class Decoder:
         narrow = same if rows is None or gather is None else partial(of_rows, rows=rows, gather=gather)
         *before, (last, last_kv) = zip(self._layers, kv, strict=True)
         self._embedding.run(x.residual, inputs.token_ids, self._embedding_scale)
+        if self._whole is not None and rows is None and self._whole.run(x, inputs, kv):
+            self._rms_norm(x.hidden, x.residual, self._norms[-1], eps)
+            return x.hidden
         if not self._fused:
             self._rms_norm(x.hidden, x.residual, self._norms[0], eps)
         for (layer, layer_kv), next_norm in zip(before, self._norms[1:-1], strict=True):

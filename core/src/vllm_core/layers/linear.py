@@ -20,6 +20,9 @@ class BoundOps(Protocol):
     def get(self, op: str, role: str) -> Callable[..., Any]:
         """Return the callable of ``op`` at ``role``. Raises EngineError where the plan has none."""
 
+    def has(self, op: str, role: str) -> bool:
+        """Whether a provider serves the call site, rather than its parts."""
+
     def formats(self, op: str, role: str) -> frozenset[str]:
         """Quantised formats of weights that the provider of ``op`` at ``role`` reads."""
 

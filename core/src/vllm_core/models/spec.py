@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from vllm_core.api import CallSite, KVGroupSpec
-from vllm_core.api.ops import FP8_ACTIVATION, INT8_ACTIVATION, OPS, family_of
+from vllm_core.api.ops import FP8_ACTIVATION, INT8_ACTIVATION, OPS, WHOLES, family_of
 from vllm_core.errors import ConfigError
 
 _ROUNDING = {"int8": INT8_ACTIVATION, "fp8": FP8_ACTIVATION}
@@ -178,6 +178,15 @@ class ModelSpec:
         return self.kind == "decoder" and self.norm == "rms" and self.gated and not self.sandwich_norms and self.workers == 1
 
     @property
+    def is_plain_stack(self) -> bool:
+        """Whether all layers are such as `decode_layers` is given: dense, full attention, one rotation of halves, no more."""
+        plain = self.experts is None and self.rounded_inputs is None and not self.attention_soft_cap
+        full = not any(layer.window is not None or layer.sinks or layer.sparse for layer in self.layers)
+        ropes = [layer.rope for layer in self.layers]
+        turned = all(rope is not None and not rope.interleaved and rope == ropes[0] for rope in ropes)
+        return self.is_fused_around_linear and plain and full and turned and bool(ropes)
+
+    @property
     def pooled_size(self) -> int:
         """Values of what is pooled: a hidden state, or the logits of classes."""
         return self.num_labels or self.hidden_size
@@ -237,7 +246,7 @@ class ModelSpec:
                     tokens_per_block=tokens_per_block,
                     features=asked.get(op, frozenset()),
                 )
-                for op in family_of("kv_write")
+                for op in (*family_of("kv_write"), *(WHOLES if self.is_plain_stack else ()))
             )
         return tuple(sites)
 

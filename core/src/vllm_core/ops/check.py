@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_core.api import OPS, BatchState, Device, KVGroupSpec, KVLayout, QuantTensor, Tolerance
+from vllm_core.api import OPS, BatchState, DecoderLayer, DecoderLayers, Device, KVGroupSpec, KVLayout, QuantTensor, Tolerance
 from vllm_core.ops.dtypes import TORCH_DTYPES
 from vllm_core.ops.inputs import KV_DTYPES, ExpertWeights, KVContent, Weight
 from vllm_core.ops.layouts import kv_layout
@@ -60,6 +60,8 @@ class Provider:
             return self.ops["linear_pack"](moved(value.weight, place), bias, ("check",))
         if isinstance(value, ExpertWeights):
             return self.ops["moe_pack"](place(value.gate_up), place(value.down), value.num_experts, ("check",))
+        if isinstance(value, DecoderLayers):
+            return _each(value, lambda one: place(one) if isinstance(one, Tensor) else self.realize(one, place))
         return self._cache(value, place) if isinstance(value, KVContent) else value
 
     def _cache(self, content: KVContent, place: Copy) -> Any:
@@ -193,7 +195,10 @@ def _replayed(
     device.synchronize()
     graph = device.capture(lambda: results.append(provider.ops[op](*ours)))
     placement.refill()
-    for value, mine in zip(arguments, ours, strict=True):
+    pairs = list(zip(arguments, ours, strict=True))
+    stacks = [pair for pair in pairs if isinstance(pair[0], DecoderLayers)]
+    pairs += [(one.kv, mine.kv) for stack in stacks for one, mine in zip(stack[0].layers, stack[1].layers, strict=True)]
+    for value, mine in pairs:
         if isinstance(value, KVContent):
             provider.ops["kv_import"](mine, placement.copy(value.blocks), placement.copy(torch.arange(len(value.blocks))))
     graph.replay()
@@ -203,6 +208,9 @@ def _replayed(
 
 def _now(provider: Provider, placement: Placement, value: Any, ours: Any) -> Any:
     """What an argument holds after the call, on the host."""
+    if isinstance(value, DecoderLayers):
+        pairs = zip(value.layers, ours.layers, strict=True)
+        return [_now(provider, placement, one.kv, mine.kv) for one, mine in pairs]
     if isinstance(value, KVContent):
         return provider.exported(ours, value, placement.copy)
     return None if isinstance(value, (Weight, ExpertWeights)) else placement.fetched(ours, value)
@@ -210,6 +218,8 @@ def _now(provider: Provider, placement: Placement, value: Any, ours: Any) -> Any
 
 def _seen(value: Any, theirs: Any) -> Any:
     """What the reference's argument holds, as its readers see it."""
+    if isinstance(value, DecoderLayers):
+        return [_seen(one.kv, mine.kv) for one, mine in zip(value.layers, theirs.layers, strict=True)]
     if not isinstance(value, KVContent):
         return theirs
     blocks = reference().exported(theirs, value)
@@ -218,6 +228,8 @@ def _seen(value: Any, theirs: Any) -> Any:
 
 def _widen(value: Any) -> Any:
     """Floating tensors in float32; a described weight too, a cache keeps its dtype where references have it."""
+    if isinstance(value, DecoderLayers):
+        return _each(value, _widen)
     if isinstance(value, Tensor):
         return value.float() if value.is_floating_point() else value
     if isinstance(value, Weight):
@@ -228,6 +240,13 @@ def _widen(value: Any) -> Any:
     if isinstance(value, KVContent) and value.dtype not in TORCH_DTYPES:
         return KVContent(value.blocks, "float32")
     return value
+
+
+def _each(value: DecoderLayers, change: Callable[[Any], Any]) -> DecoderLayers:
+    """With ``change`` of all weights, caches and tables."""
+    names = [one.name for one in fields(DecoderLayer)]
+    layers = tuple(replace(one, **{name: change(getattr(one, name)) for name in names}) for one in value.layers)
+    return replace(value, layers=layers, cos_sin=change(value.cos_sin), made={})
 
 
 def _compare(name: str, actual: Any, expected: Any, tolerance: Tolerance) -> list[str]:

@@ -38,12 +38,16 @@ _PATTERNS: dict[str, tuple[Rows, int, int, int, int]] = {
     "gqa": (((9, 1), (0, 5), (33, 3)), 9, 3, 80, 8),
     "long": (((700, 1), (0, 300), (500, 40)), 4, 1, 256, 32),
     "thousands": (((4095, 1), (4096, 1), (2040, 33), (0, 1)), 4, 1, 64, 16),
+    "single": (((299, 1),), 8, 2, 64, 16),
+    "singles": (((299, 1), (0, 1), (63, 1)), 8, 4, 128, 16),
     "empty": ((), 4, 4, 64, 16),
 }
 PATTERNS = tuple(_PATTERNS)
 CLASSES = ("one_token", "one_sequence", "block_edges", "mixed", "gqa", "long", "empty")
 KV_CLASSES = tuple(name for name in CLASSES if name != "empty")
 ENCODER_CLASSES = KV_CLASSES
+SINGLE_CLASSES = tuple(f"{name}/plain" for name in ("one_token", "single", "singles"))
+"""Of steps that have one token of each row, and few of them."""
 
 _SIZES = {"q": "num_heads", "k": "num_kv_heads", "d": "head_size", "b": "tokens_per_block", "h": "width", "v": "vocab"}
 _SIZES |= {"e": "experts", "t": "chosen"}

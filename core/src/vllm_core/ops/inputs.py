@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_core.api import FORMATS, PLAIN, QuantTensor
+from vllm_core.api import FORMATS, PLAIN, DecoderLayer, DecoderLayers, QuantTensor
 from vllm_core.api.quant import FP8_FORMATS
 from vllm_core.ops.batch_inputs import (
     STEP_CLASSES,
@@ -27,7 +27,7 @@ from vllm_core.ops.batch_inputs import (
 from vllm_core.ops.classes import Variant
 from vllm_core.ops.dtypes import TORCH_DTYPES
 from vllm_core.ops.quant import FP8_SIDE, decode, quantize
-from vllm_core.ops.shapes import CLASSES, ENCODER_CLASSES, KV_CLASSES, Shape, shape_of
+from vllm_core.ops.shapes import CLASSES, ENCODER_CLASSES, KV_CLASSES, SINGLE_CLASSES, Shape, shape_of
 
 __all__ = ["SHAPE_CLASSES", "ExpertWeights", "KVContent", "Weight"]
 __all__ += ["advance", "batch_update", "build_step", "logit_adjust", "sample"]
@@ -390,6 +390,44 @@ def qk_norm_rope_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any
     return _like(q), q, *heads, content, mapping, *rows, *masks
 
 
+def decode_layers(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
+    """Two layers; odd seeds leave the norms of heads out."""
+    shape, g = shape_of(shape_class), _generator(seed)
+    hidden, inner, q, kv = shape.hidden, 2 * shape.hidden, *(n * shape.head_size for n in (shape.num_heads, shape.num_kv_heads))
+    norm = None if seed % 2 else torch.linspace(0.5, 1.5, shape.head_size)
+
+    def weight(rows: int, columns: int) -> Weight:
+        return Weight(_normal(g, dtype, rows, columns, scale=columns**-0.5), None)
+
+    layers = DecoderLayers(
+        layers=tuple(
+            DecoderLayer(
+                qkv=weight(q + 2 * kv, hidden),
+                out=weight(hidden, q),
+                gate_up=weight(2 * inner, hidden),
+                down=weight(hidden, inner),
+                input_norm=torch.linspace(0.5, 1.5, hidden),
+                mlp_norm=torch.linspace(1.5, 0.5, hidden),
+                q_norm=norm,
+                k_norm=norm,
+                kv=_content(shape, _kv_dtype(shape, dtype), g),
+            )
+            for _ in range(2)
+        ),
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_size=shape.head_size,
+        eps=1e-6,
+        scale=shape.head_size**-0.5,
+        activation="silu",
+        cos_sin=_table(shape.max_seq_len, shape.head_size),
+    )
+    residual = _normal(g, dtype, len(shape.rows), hidden)
+    return residual, layers, shape.positions, shape.slot_mapping, shape.seq_lens, shape.block_table
+
+
 def encoder_attention(dtype: str, seed: int, shape_class: str) -> tuple[Any, ...]:
     """Whole rows."""
     shape, g = shape_of(shape_class), _generator(seed)
@@ -448,6 +486,8 @@ SHAPE_CLASSES: dict[str, tuple[str, ...]] = {
     else KV_CLASSES
     if name.startswith("kv_")
     or name in ("paged_attention", "qk_norm_rope_kv_write", "qk_norm_rope_attention", "gather_rows", "log_probabilities")
+    else SINGLE_CLASSES
+    if name == "decode_layers"
     else STEP_CLASSES
     if name in ("batch_update", "build_step", "advance")
     else TAIL_CLASSES
@@ -462,6 +502,7 @@ SHAPE_CLASSES: dict[str, tuple[str, ...]] = {
             "kv_import",
             "qk_norm_rope_kv_write",
             "qk_norm_rope_attention",
+            "decode_layers",
             "encoder_attention",
             "pool",
             "batch_update",

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from vllm_core.ops.classes import CLASSES, ENCODER_CLASSES, KV_CLASSES, THIRD, ShapeClass, parse
+from vllm_core.ops.classes import CLASSES, ENCODER_CLASSES, KV_CLASSES, SINGLE_CLASSES, THIRD, ShapeClass, parse
 
-__all__ = ["CLASSES", "ENCODER_CLASSES", "KV_CLASSES", "Shape", "shape_of"]
+__all__ = ["CLASSES", "ENCODER_CLASSES", "KV_CLASSES", "SINGLE_CLASSES", "Shape", "shape_of"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vllm_core.api import DeviceFacts, KVGroupSpec, KVLayout, Offer, ProbeReport, ProgramOffer
 from vllm_core.api.manifest import Check
-from vllm_core.api.ops import FP8_ACTIVATION, INT8_ACTIVATION, OPS
+from vllm_core.api.ops import FP8_ACTIVATION, INT8_ACTIVATION, OPS, WHOLES
 from vllm_core.errors import PluginError
 from vllm_core.registry.discover import Found, enabled, find, foreign
 from vllm_core.registry.hardware import Sighting, known_plugins, scan
@@ -237,9 +237,11 @@ def _check_providers(made: Sequence[Offer], offers: Sequence[Offer], owner: Load
 
 
 def reference_offers() -> tuple[Offer, ...]:
-    """Core's own references, of every op: the lowest priority, whole families together."""
+    """Core's own references, of every op but `WHOLES`: the lowest priority, whole families together."""
     families: dict[str, list[str]] = {}
     for name, spec in OPS.items():
+        if name in WHOLES:
+            continue
         families.setdefault(spec.family or name, []).append(name)
     return tuple(
         Offer(

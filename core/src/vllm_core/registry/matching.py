@@ -102,6 +102,8 @@ def _match(needs: Needs, candidate: Candidate) -> Match | Mismatch:
     if isinstance(kv, Negotiated):
         parts = [site for group in kv.groups for site in group.choice.parts()]
         plain += [choose(unit, candidate, needs) for unit in units_of(parts)]
+    spared = [one for one in plain if not one.accepted and not one.unit.is_needed(needs)]
+    plain = [one for one in plain if one not in spared]
     unserved = [reason for choice in plain for reason in choice.why_unserved()]
     unserved += _cannot_round(needs, plain)
     if unserved or isinstance(kv, Unserved):
@@ -125,7 +127,7 @@ def _match(needs: Needs, candidate: Candidate) -> Match | Mismatch:
             *map(_provider_reason, every),
         ),
         rejected=(
-            *(one for choice in every for one in choice.rejected),
+            *(one for choice in (*every, *spared) for one in choice.rejected),
             *(() if isinstance(brought, Brought) else brought.reasons),
         ),
     )
@@ -262,4 +264,5 @@ def _input_reason(needs: Needs, choices: Sequence[Choice]) -> list[tuple[str, st
 
 def _provider_reason(choice: Choice) -> tuple[str, str]:
     why = "forced" if choice.forced else f"first of {len(choice.accepted)} accepted, {len(choice.rejected)} rejected"
-    return f"provider of {choice.unit.name}", f"{choice.best.provider}: {why}"
+    note = f"; {choice.best.note}" if choice.best.note and choice.unit.family != "linear" else ""
+    return f"provider of {choice.unit.name}", f"{choice.best.provider}: {why}{note}"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vllm_core.api import PLAIN, CallSite, Offer, ProviderKind, Rejected
-from vllm_core.api.ops import OPS, get
+from vllm_core.api.ops import OPS, WHOLES, get
 from vllm_core.registry.load import attempt, describe_error
 from vllm_core.registry.plan import Binding, Candidate, Needs, RejectedCandidate
 
@@ -35,6 +35,10 @@ class Unit:
     def is_kv(self) -> bool:
         """Whether it has a KV layout."""
         return self.family == "kv"
+
+    def is_needed(self, needs: Needs) -> bool:
+        """Whether a plan must have a provider: of what stands in for others only where the user names one."""
+        return not all(site.op in WHOLES and site.op not in needs.providers for site in self.sites)
 
     def optional(self, site: CallSite) -> bool:
         """Whether the family can do without this fused op."""

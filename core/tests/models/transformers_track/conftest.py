@@ -68,6 +68,9 @@ class ReferenceOps:
         self.asked.add((op, role))
         return OPS[op].load_reference()
 
+    def has(self, op: str, role: str) -> bool:
+        return op != "decode_layers"
+
     def formats(self, op: str, role: str) -> frozenset[str]:
         return frozenset()
 

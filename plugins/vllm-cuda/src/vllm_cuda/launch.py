@@ -15,7 +15,7 @@ from triton import runtime
 from vllm_cuda.driver import Driver
 
 _MAX_DYNAMIC_SHARED, _SHARED_CARVEOUT, _ALL = 8, 9, 100
-_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
+_COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION = 2, 4, 6
 _FLOAT16, _BFLOAT16 = 6, 9
 _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_256B, _FILL_WITH_ZERO = 0, 3, 3, 0
 
@@ -93,10 +93,17 @@ def box_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box:
 
 
 @cache
-def _attributes(cluster: int) -> Any:
+def _dependent(cluster: int) -> Any:
     attributes = (_Attribute * 2)()
     attributes[0].id, attributes[0].value[0] = _PROGRAMMATIC_STREAM_SERIALIZATION, 1
     attributes[1].id, attributes[1].value[:3] = _CLUSTER_DIMENSION, (cluster, 1, 1)
+    return attributes
+
+
+@cache
+def _together() -> Any:
+    attributes = (_Attribute * 1)()
+    attributes[0].id, attributes[0].value[0] = _COOPERATIVE, 1
     return attributes
 
 
@@ -111,7 +118,7 @@ class Kernel:
         # Else the driver sets aside what one program needs, and the next kernel's finds no room beside it.
         driver.call("cuFuncSetAttribute", function, ctypes.c_int(_SHARED_CARVEOUT), ctypes.c_int(_ALL))
         self._function, self._shared_bytes = function, shared_bytes
-        self._configs: dict[tuple[int, int, int, int, bool], _Config] = {}
+        self._configs: dict[tuple[int, int, int, int, bool, bool], _Config] = {}
         self._launch = driver.function("cuLaunchKernelEx")
 
     def launch(
@@ -122,12 +129,14 @@ class Kernel:
         stream: int,
         *arguments: ctypes.Structure | ctypes._SimpleCData[Any],
         dependent: bool = True,
+        together: bool = False,
     ) -> None:
         """Queue ``programs`` programs, ``cluster`` of them together.
 
         ``dependent``: they may start while the kernel before drains. Chips before sm_90 have neither this nor clusters.
+        ``together``: all run at once, without clusters, or none does; then they may wait for one another.
         """
-        key = (programs, threads, cluster, stream, dependent)
+        key = (programs, threads, cluster, stream, dependent, together)
         config = self._configs.get(key)
         if config is None:
             config = self._configs[key] = self._config(*key)
@@ -137,7 +146,7 @@ class Kernel:
         if status:
             raise _driver().error("cuLaunchKernelEx", status)
 
-    def _config(self, programs: int, threads: int, cluster: int, stream: int, dependent: bool) -> _Config:
-        attributes = _attributes(cluster) if dependent else ()
+    def _config(self, programs: int, threads: int, cluster: int, stream: int, dependent: bool, together: bool) -> _Config:
+        attributes = _together() if together else _dependent(cluster) if dependent else ()
         pointer = attributes or None
         return _Config((programs, 1, 1), (threads, 1, 1), self._shared_bytes, stream, pointer, len(attributes))

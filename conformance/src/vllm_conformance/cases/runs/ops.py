@@ -7,6 +7,7 @@ own offers reject the call site, that refusal is what is tried: a direct call mu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from vllm_conformance.cases.op_classes import ANY_DTYPE, GRAPH, IN_PLACE, STRIDE
 from vllm_conformance.cases.runs.expect import first_dtype
 from vllm_conformance.cases.runs.refusal import Attempt, refused
 from vllm_core.api import OPS, Accepted, CallSite, Offer, Rejected, load_entry
-from vllm_core.api.ops import FP8_ACTIVATION
+from vllm_core.api.ops import FP8_ACTIVATION, WHOLES
 from vllm_core.ops.check import Judgement, Provider, Where, judge
 from vllm_core.ops.classes import parse
 
@@ -45,7 +46,7 @@ def run_offer(subject: Subject, offer: Offer, params: Mapping[str, Any]) -> Judg
     layout = params["layout"]
     where = Where(subject.device, strided=layout == STRIDED, in_place=layout == IN_PLACE, graph=layout == GRAPH)
     try:
-        return judge(params["op"], provider_of(offer), dtype, params["seed"], params["shape"], where)
+        return judge(params["op"], _with_weights(subject, offer, params), dtype, params["seed"], params["shape"], where)
     finally:
         subject.device.release("workspace")
 
@@ -76,6 +77,24 @@ def serving(offers: Sequence[Offer], op: str) -> list[Offer]:
     return [offer for offer in mine if offer.kind != "reference"] or mine
 
 
+def _with_weights(subject: Subject, offer: Offer, params: Mapping[str, Any]) -> Provider:
+    """The offer's callables; for `decode_layers` with weights and KV in the form of those that serve these here."""
+    provider = provider_of(offer)
+    if params["op"] not in WHOLES:
+        return provider
+    linear, kv = (provider_of(_first(subject, op, params)) for op in ("linear_pack", "kv_bind"))
+    return Provider({**linear.ops, **kv.ops, **provider.ops}, kv.kv_layout)
+
+
+def _first(subject: Subject, op: str, params: Mapping[str, Any]) -> Offer:
+    """The best offer of another op that accepts the case's sizes."""
+    site = replace(site_of(params["op"], params["dtype"], params["seed"], params["shape"]), op=op)
+    if OPS[op].family != "kv":
+        site = CallSite(op=op, role=site.role, dtype=site.dtype)
+    architecture = subject.facts.architecture
+    return next(one for one in serving(subject.offers, op) if isinstance(one.judge(site, architecture), Accepted))
+
+
 @cache
 def _load(entries: tuple[tuple[str, str], ...], layout: Any) -> Provider:
     return Provider({op: load_entry(entry) for op, entry in entries}, layout)
@@ -93,7 +112,7 @@ def site_dtype(subject: Subject, dtype: str) -> str:
 
 def site_of(op: str, dtype: str, seed: int, shape_class: str) -> CallSite:
     """The call site that a case stands for."""
-    is_kv = OPS[op].family == "kv"
+    is_kv = OPS[op].family == "kv" or op in WHOLES
     if not (is_kv or OPS[op].features):
         return CallSite(op=op, role="conformance", dtype=dtype)
     shape = parse(shape_class)

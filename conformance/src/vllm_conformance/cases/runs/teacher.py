@@ -79,6 +79,10 @@ class _References:
     def get(self, op: str, role: str) -> Callable[..., Any]:
         return OPS[op].load_reference()
 
+    def has(self, op: str, role: str) -> bool:
+        """Each layer's ops, one after the other."""
+        return op != "decode_layers"
+
     def formats(self, op: str, role: str) -> frozenset[str]:
         """None: weights are decoded."""
         return frozenset()

@@ -7,16 +7,18 @@ from dataclasses import replace
 
 from vllm_core.api import Accepted, CallSite, DeviceFacts, Offer, Rejected, Verdict
 from vllm_core.api.ops import FP8_ACTIVATION
-from vllm_cuda.backends import fp8, prompts
+from vllm_cuda.backends import flat, fp8, prompts
 from vllm_cuda.backends.families import HOPPER, family_of
 from vllm_cuda.nvrtc import installed
 from vllm_triton import offers as shared
 
 PROVIDER = "vllm-cuda"
 HOPPER_PROVIDER = f"{PROVIDER}-hopper"
+FLAT_PROVIDER = f"{PROVIDER}-flat"
 PACKED_PROVIDER = f"{PROVIDER}-packed"
 FP8_PROVIDER = f"{PROVIDER}-fp8"
-OWN = frozenset({PROVIDER, f"{PROVIDER}-gather", HOPPER_PROVIDER, f"{HOPPER_PROVIDER}-gather", PACKED_PROVIDER, FP8_PROVIDER})
+_ATTENTION = (PROVIDER, HOPPER_PROVIDER)
+OWN = frozenset({*_ATTENTION, *(f"{one}-gather" for one in _ATTENTION), FLAT_PROVIDER, PACKED_PROVIDER, FP8_PROVIDER})
 """Providers whose kernels are all of this distribution and of vllm-triton."""
 
 _COMM = "vllm_cuda.comm"
@@ -32,9 +34,10 @@ def offers(device: DeviceFacts) -> Sequence[Offer]:
     built = frozenset(family.architectures)
     compiler = installed()
     every = shared.offers(PROVIDER, family.architectures, fresh=True)
-    hopper = (_streamed(compiler), *prompts.offers(HOPPER_PROVIDER, every, _compiled(compiler))) if family is HOPPER else ()
+    accepts = _compiled(compiler)
+    hopper = (flat.offer(FLAT_PROVIDER, accepts), _streamed(compiler), *prompts.offers(HOPPER_PROVIDER, every, accepts))
     return (
-        *hopper,
+        *(hopper if family is HOPPER else ()),
         _packed(compiler, built),
         _rounding(_packed(compiler, built), device),
         *every,
