@@ -20,6 +20,7 @@ from vllm_conformance.collect import case_modules, collect
 from vllm_conformance.describe import NOWHERE
 from vllm_conformance.report import SCHEMA, schema
 from vllm_core.api import CAPABILITIES, OPS, Full, Offer, Unsupported
+from vllm_core.api.ops import WHOLES
 from vllm_core.registry.candidates import reference_offers
 
 SERVICES = (*(f"op:{op}" for op in OPS), lists.REFERENCES)
@@ -38,6 +39,7 @@ def offers_of(services: frozenset[str]) -> Iterator[Offer]:
         yield replace(offer, provider="kernels", kind="kernel", ops=ops)
         if lists.REFERENCES in services:
             yield replace(offer, ops=ops)
+    yield Offer(provider="kernels", ops={name: OPS[name].reference for name in WHOLES if f"op:{name}" in services})
 
 
 def list_texts() -> dict[str, str]:

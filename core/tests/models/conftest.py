@@ -45,9 +45,10 @@ class PlainDevice:
 
 
 class References:
-    """Every call site bound to the reference; `calls` counts what ran, `sites` what was fetched."""
+    """Every call site bound to the reference; `calls` counts what ran, `sites` what was fetched. `whole`: all layers too."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = False) -> None:
+        self.whole = whole
         self.calls: list[str] = []
         self.sites: set[tuple[str, str]] = set()
 
@@ -62,7 +63,7 @@ class References:
         return counted
 
     def has(self, op: str, role: str) -> bool:
-        return op != "decode_layers"
+        return self.whole or op != "decode_layers"
 
     def formats(self, op: str, role: str) -> frozenset[str]:
         return frozenset()
@@ -176,9 +177,10 @@ class Builder:
         pooling: str | None = None,
         max_model_len: int | None = None,
         seed: int = 0,
+        whole: bool = False,
     ) -> Sequences:
         """Describe, build and load (``weights``: pairs of name and tensor; None draws dummy ones)."""
-        self.device, self.ops = PlainDevice(), References()
+        self.device, self.ops = PlainDevice(), References(whole=whole)
         spec = catalog.describe(config, dtype=dtype, pooling=pooling)
         model = build_model(spec, self.device, self.ops, max_tokens=256, max_model_len=max_model_len)
         model.load_dummy(seed) if weights is None else model.load(weights)

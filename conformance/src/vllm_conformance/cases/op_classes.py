@@ -270,4 +270,8 @@ def _claimed(claims: Mapping[str, Support], name: str) -> bool:
 
 def size_of(op: str) -> Size:
     """Size class: kernels of many variants may have to be compiled first, and long sequences cost the reference a second."""
-    return "medium" if OPS[op].family in ("kv", "linear", "moe") or op in ("sample", "encoder_attention", "decode_layers") else "small"
+    return (
+        "medium"
+        if OPS[op].family in ("kv", "linear", "moe") or op in ("sample", "encoder_attention", "decode_layers")
+        else "small"
+    )

@@ -25,7 +25,10 @@ _EPOCH = Scratch(WORD_BYTES, zero=True)
 
 class _Given(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("layers", "residual", "cos_sin", "positions", "seq_lens", "block_table", "slots")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("layers", "residual", "cos_sin", "positions", "seq_lens", "block_table", "slots")
+        ),
         *((name, ctypes.c_void_p) for name in ("qkv", "middle", "inner", "attended", "out", "parts", "epoch")),
         ("block_stride", ctypes.c_longlong),
         *((name, ctypes.c_int) for name in ("count", "table_stride")),
@@ -63,11 +66,14 @@ def program_of(form: Form) -> Program:
         STAGES=form.stages,
         SPAN=form.work.span,
         DEEP=form.work.deep,
+        SHARED=form.shared_bytes,
     )
     return Program("flat", FILES, ("--gpu-architecture=sm_90a", "--std=c++17", *values), form.shared_bytes)
 
 
-def launch(residual: Tensor, layers: Tensor, cos_sin: Tensor, rows: Rows, block_stride: int, eps: float, scale: float, form: Form) -> None:
+def launch(
+    residual: Tensor, layers: Tensor, cos_sin: Tensor, rows: Rows, block_stride: int, eps: float, scale: float, form: Form
+) -> None:
     """Queue it on the current stream: residual [S,H], contiguous bfloat16, S at most ``form.rows``.
 
     layers, int64 [layers, 9], are addresses: weights of q, k and v, of the output, of gate and up, of down; norms of the input,

@@ -36,7 +36,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is compiled apart: the model's sizes, tokens of a block, rows of a step at most, programs, shared memory that one may
+    """What is compiled apart: the model's sizes, tokens of a block, most rows of a step, programs, shared memory that one may
     take, and how it works."""
 
     hidden: int
@@ -76,8 +76,7 @@ class Form:
         group = self.heads // self.kv_heads
         pieces = self.kv_heads * MOST_PIECES * group * (self.head_size + 2)
         return tuple(
-            self.rows * count
-            for count in (self._qkv, self.hidden, self.inner // 2, self._q // 2, self.hidden, pieces)
+            self.rows * count for count in (self._qkv, self.hidden, self.inner // 2, self._q // 2, self.hidden, pieces)
         )
 
     @property

@@ -49,9 +49,7 @@ def form_of(
         work = replace(work, deep=2)
     programs = min(PROGRAMS, hidden, inner // 2)
     padded = 1 << (rows - 1).bit_length()
-    form = Form(
-        hidden, inner, heads, kv_heads, head_size, layers, norm, tokens_per_block, padded, programs, SHARED_BYTES, work
-    )
+    form = Form(hidden, inner, heads, kv_heads, head_size, layers, norm, tokens_per_block, padded, programs, SHARED_BYTES, work)
     fits = form.stages > work.flying * work.bringers and sum(form.words) * WORD_BYTES <= WORDS_BYTES
     return form if fits and padded * kv_heads <= programs else None
 

@@ -4,7 +4,7 @@
 // of a block), ROWS (at most 4), GRID (programs), WARPS (that work), BRINGERS (warps that bring weights), STAGES (of the ring, a
 // multiple of WARPS), FLYING (stages on their
 // way at once, a multiple of BRINGERS, as STAGES is), NORM (of q and k), SPAN (keys of a piece of a row, where programs are enough), DEEP (keys that a lane reads
-// at once).
+// at once), SHARED (bytes of a program).
 
 constexpr int THREADS = WARPS * 32, ALL_THREADS = THREADS + BRINGERS * 32;
 constexpr int NQ = HQ * D, NKV = HK * D, NQKV = NQ + 2 * NKV, G = HQ / HK;
@@ -61,6 +61,8 @@ struct Rest {
     u64 full[STAGES], empty[STAGES];
     Layer layers[LAYERS];
 };
+
+static_assert(STAGES * STAGE_BYTES + sizeof(Rest) <= SHARED, "the launch gives as much");
 
 __device__ __forceinline__ Rest& rest() { return *(Rest*)(shared_memory() + STAGES * STAGE_BYTES); }
 
