@@ -305,10 +305,10 @@ _ALL = (
         "(float[S,H] residual!, DecoderLayers layers!, int32[S] positions, int64[S] slot_mapping, int32[S] seq_lens, "
         "int32[S,B] block_table) -> bool",
         "All layers of a dense decoder for one token of each row, in place of a call or more of each layer: per layer "
-        "rms_norm_linear, qk_norm_rope_attention, linear_add, rms_norm_gated_linear, linear_add. Numbers in between may keep more "
-        "bits than the model's dtype has. Returns whether it was done: a provider leaves everything as it is, and says so without "
-        "asking the device, where layer after layer is faster, or weights or KV are in a form of another distribution's. Steps "
-        "of few rows of the op's shape classes it takes.",
+        "rms_norm_linear, qk_norm_rope_attention, linear_add, rms_norm_gated_linear, linear_add. Numbers in between may keep "
+        "more bits than the model's dtype has. Returns whether it was done: a provider leaves everything as it is, and says so "
+        "without asking the device, where layer after layer is faster, or weights or KV are in a form of another "
+        "distribution's. Steps of few rows of the op's shape classes it takes.",
         "stack",
         _LAYERS,
     ),

@@ -24,7 +24,7 @@ def decode_layers(
     longest = int(seq_lens.max())
     for layer in layers.layers:
         rms_norm_linear(qkv, normed, residual, layer.input_norm, layers.eps, layer.qkv)
-        q, k, v = qkv.view(rows, -1, size).split((heads, kv_heads, kv_heads), 1)
+        q, k, v = qkv.view(rows, -1, size).tensor_split((heads, heads + kv_heads), 1)
         head = (q, k, v, layer.q_norm, layer.k_norm, layers.eps, positions, layers.cos_sin, False, layer.kv, slot_mapping)
         qk_norm_rope_attention(attended, *head, query_start, seq_lens, block_table, 1, longest, layers.scale, 0, 0.0)
         linear_add(residual, delta, attended.flatten(1), layer.out)

@@ -37,6 +37,11 @@ def form_of(
     """Form of `vllm_cuda.flat` for a step of so many rows; None where layer after layer is faster, or nothing was measured.
 
     ``sizes``: hidden and inner features, heads, KV heads, features of a head.
+
+    Measured on an H200, all layers of rows of 256 tokens in a graph, microseconds. Qwen3 0.6B: one row 358, with other numbers
+    of warps, bringers and stages on their way 352 to 429, with pieces of 32 or 128 keys 362 and 390; two 369, four 420. Qwen3
+    8B: one 3,261, with three stages of each bringer on their way 3,712, with one 4,059, with two bringers 3,390 to 3,476; two
+    3,361, four 3,754. Layer by layer a whole step took 1.50, 1.64, 1.51 and 1.12, 1.12, 1.01 times as long.
     """
     hidden, inner, heads, kv_heads, head_size = sizes
     group = heads // kv_heads
