@@ -9,6 +9,7 @@ import pytest
 from vllm_conformance.cases import op_classes
 from vllm_conformance.cases import ops as planning
 from vllm_core.api import CAPABILITIES, OPS, Full, Offer, Rejected, Unsupported
+from vllm_core.api.ops import WHOLES
 from vllm_core.registry.candidates import reference_offers
 
 
@@ -49,6 +50,13 @@ def test_the_plugins_own_op_is_judged_and_not_the_reference(run_op):
     assert (evidence.outcome, evidence.calls) == ("PASS", {"vendor": 1})
 
 
+@pytest.mark.parametrize("layout", ["", "graph"])
+@pytest.mark.parametrize(("shape", "seed"), [("one_token/plain", 0), ("single/plain", 1), ("singles/plain", 0)])
+def test_all_layers_at_once_are_judged_with_weights_and_blocks_of_others(run_op, shape, seed, layout):
+    evidence = run_op("decode_layers", shape, entry="does_all_layers", seed=seed, layout=layout, dtype="bfloat16")
+    assert (evidence.outcome, evidence.calls) == ("PASS", {"kernel": 1})
+
+
 WRONG = (
     ("rms_norm", "mixed", "", "rounds_the_mean", "argument 0"),
     ("rms_norm", "mixed", "strided", "ignores_strides", "argument 0"),
@@ -59,6 +67,10 @@ WRONG = (
     ("add", "mixed", "", "writes_a_row_too_many", "beside the arguments"),
     ("add", "mixed", "graph", "keeps_the_first_input", "argument 0"),
     ("rotary_embedding", "mixed/partial", "", "rotates_everything", "argument"),
+    ("decode_layers", "single/plain", "", "leaves_it", "result: False"),
+    ("decode_layers", "single/plain", "", "forgets_the_last_layer", "argument 0"),
+    ("decode_layers", "singles/plain", "", "writes_no_keys", "argument 1[0]"),
+    ("decode_layers", "single/plain", "graph", "starts_from_the_first_residual", "argument 0"),
     ("linear", "mixed/h127", "", "drops_the_rest_of_a_tile", "argument 0"),
     ("sample", "ties", "", "takes_the_last_of_equal_ones", "argument 0"),
     ("sample", "mixed", "", "has_its_own_random_numbers", "argument 0"),
@@ -164,7 +176,8 @@ def test_accepts_is_asked_before_an_offer_is_run(subject, run_case):
 
 def collected(offers=None, **changes):
     claims = {**dict.fromkeys(CAPABILITIES, Full()), **changes}
-    return list(planning.collect(claims, reference_offers() if offers is None else offers, None))
+    wholes = Offer(provider="p", ops={name: OPS[name].reference for name in WHOLES})
+    return list(planning.collect(claims, (*reference_offers(), wholes) if offers is None else offers, None))
 
 
 def test_every_op_has_cases_in_every_dtype_that_it_depends_on():

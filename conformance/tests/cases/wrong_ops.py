@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from vllm_core.api import UnsupportedError
-from vllm_core.ops import attention, batch, embedding, linear, norm, rope, sampling
+from vllm_core.ops import attention, batch, embedding, linear, norm, rope, sampling, stack
 
 
 def add(out, a, b):
@@ -61,6 +63,33 @@ def keeps_the_first_input(out, a, b):
     """What a graph does that captured values instead of addresses."""
     _kept.append(a.clone())
     torch.add(_kept[0] if _kept[0].shape == a.shape else a, b, out=out)
+
+
+def does_all_layers(*arguments):
+    """Right."""
+    return stack.decode_layers(*arguments)
+
+
+def leaves_it(*arguments):
+    """Declines what it offers."""
+    return False
+
+
+def forgets_the_last_layer(residual, layers, *rows):
+    """All but one."""
+    return stack.decode_layers(residual, replace(layers, layers=layers.layers[:-1]), *rows)
+
+
+def writes_no_keys(residual, layers, positions, slots, *rows):
+    """The new tokens' keys and values go to the null block."""
+    return stack.decode_layers(residual, layers, positions, torch.zeros_like(slots), *rows)
+
+
+def starts_from_the_first_residual(residual, *arguments):
+    """What a graph does that captured values instead of addresses."""
+    _kept.append(residual.clone())
+    residual.copy_(_kept[0] if _kept[0].shape == residual.shape else residual)
+    return stack.decode_layers(residual, *arguments)
 
 
 def rotates_everything(q, k, positions, cos_sin, interleaved):

@@ -112,7 +112,9 @@ class PlatformConfig(_Settings):
     allow_host_ops: bool = Field(False, description="run ops that nobody offers on the host, counted")
     enforce_eager: bool = Field(False, description="never capture graphs")
     compile: str | None = Field(
-        None, description="backend of torch.compile that makes one graph of the model, inductor for one; default: not compiled"
+        None,
+        min_length=1,
+        description="backend of torch.compile that makes one graph of the model, inductor for one; default: not compiled",
     )
     graph_sizes: list[Annotated[int, Field(gt=0)]] | None = Field(
         None, description="padded numbers of sequences whose decode steps are captured; default: what the platform asks for"

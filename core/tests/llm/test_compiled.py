@@ -118,6 +118,11 @@ def test_an_unknown_compiler_is_named(llama, engines):
     assert "inductor" in raised.value.fix
 
 
+def test_no_compiler_is_no_name_of_one(llama, engines):
+    with pytest.raises(ConfigError, match="compile"):
+        engines(llama, compile="")
+
+
 def test_the_transformers_track_is_not_compiled(llama, engines):
     with pytest.raises(ConfigError, match="track transformers"):
         engines(llama, model_impl="transformers", compile="eager")
