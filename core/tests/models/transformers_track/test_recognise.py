@@ -118,6 +118,7 @@ def test_planned_ops_are_those_of_what_was_found():
         return {site.op for site in describe(kind, **changes).call_sites("float32")}
 
     assert {"rms_norm_linear", "linear_add", "rms_norm_gated_linear", "embedding", "rotary_embedding"} <= ops("llama")
+    assert "decode_layers" not in ops("llama"), "the class goes from layer to layer"
     assert not ops("gpt_neox", **MHA) & {"gated_linear", "linear_add", "embedding", "add_rms_norm"}
     features = {site.op: site.features for site in describe("helium", head_dim=16).call_sites("float32")}
     assert features["qk_norm_rope_kv_write"] == features["rotary_embedding"] == {"interleaved"}

@@ -63,6 +63,11 @@ class RewiredSpec(ModelSpec):
         """Whether nothing of the model's own code runs in a step."""
         return self.findings.chain is not None and (self.pooling is not None or bool(self.findings.head))
 
+    @property
+    def is_plain_stack(self) -> bool:
+        """Never: the class goes from layer to layer."""
+        return False
+
     def call_sites(self, kv_dtype: str, tokens_per_block: int | None = None) -> tuple[CallSite, ...]:
         """Every place that calls an op, rotary embeddings of exchanged attention among them."""
         rotary = [self.findings.rotary_of(index) for index in range(len(self.layers))]
