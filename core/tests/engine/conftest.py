@@ -92,7 +92,14 @@ class FakeDevice:
             if sampled:
                 assert end == len(known), "a row samples before its last token"
                 known.append(self._sample(result, slot, known, request.request_id))
+        if len(rows) and rows[:, 1].max() == 1:
+            self._check_single_queries()
         return result.build(step)
+
+    def _check_single_queries(self) -> None:
+        """Where each row has one token a kernel writes and attends at once: no row may read what another one writes."""
+        for one, written in self.written.items():
+            assert all(not written & touched for other, touched in self.touched.items() if other != one)
 
     def _update(self, packed: np.ndarray) -> np.ndarray:
         assert packed.dtype == np.int32

@@ -283,3 +283,19 @@ def test_groups_of_different_block_sizes_run_without_a_prefix_cache(fake):
     stats = engine.scheduler.stats()
     assert (stats.prefix_queries, stats.prefix_hits) == (0, 0)
     assert engine.tokens["a"] == engine.tokens["b"]
+
+
+def test_a_chunk_of_one_token_is_not_shared_in_its_own_step(fake):
+    """The fake device asserts that no row of single queries reads what another one writes."""
+    engine = fake.engine([fake.group()], long_prefill_token_threshold=1)
+    engine.add(fake.request("a", 9))
+    for _ in range(3):
+        engine.step()
+    engine.add(fake.request("b", 9))
+    step = engine.launch()
+    assert engine.counts(step) == {"a": 1, "b": 1}
+    engine.run()
+    assert engine.updates["b"][0].num_cached_tokens == 0
+    engine.add(fake.request("c", 9))
+    engine.run()
+    assert engine.updates["c"][0].num_cached_tokens == 8

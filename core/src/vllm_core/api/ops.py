@@ -293,7 +293,8 @@ _ALL = (
         "float eps, int32[T] positions, float32[P,2,R/2]? cos_sin, bool interleaved, KV kv!, int64[T] slot_mapping, "
         "int32[S+1] query_start, int32[S] seq_lens, int32[S,B] block_table, int max_query_len, int max_seq_len, float scale, "
         "int window, float soft_cap, float32[Hq]? sinks = None)",
-        "qk_norm_rope_kv_write, then paged_attention of the queries that it makes. q and k are inputs, and scratch after.",
+        "qk_norm_rope_kv_write, then paged_attention of the queries that it makes. q and k are inputs, and scratch after. "
+        "Where every row has one query, no row attends to a token that another one writes.",
         "attention",
         _MATMUL,
         family="kv",
@@ -308,7 +309,8 @@ _ALL = (
         "rms_norm_linear, qk_norm_rope_attention, linear_add, rms_norm_gated_linear, linear_add. Numbers in between may keep "
         "more bits than the model's dtype has. Returns whether it was done: a provider leaves everything as it is, and says so "
         "without asking the device, where layer after layer is faster, or weights or KV are in a form of another "
-        "distribution's. Steps of few rows of the op's shape classes it takes.",
+        "distribution's. Steps of few rows of the op's shape classes it takes. No row attends to a token that another one "
+        "writes.",
         "stack",
         _LAYERS,
     ),

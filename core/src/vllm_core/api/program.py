@@ -95,8 +95,8 @@ class Executable(Protocol):
 class StepProgram(ABC):
     """Runs steps. Called from the engine's thread; `run` must not wait for the device.
 
-    A row may attend to blocks that another row of the same step fills: a layer's KV is written for all rows before any of it is
-    read.
+    A row may attend to blocks that another row of the same step fills with several tokens: a layer's KV is written for all rows
+    before any of it is read. Where every row has one token, none attends to what another one writes.
     """
 
     @abstractmethod

@@ -129,7 +129,8 @@ class KVTables:
     def announce(self, request: Request) -> None:
         """Cache what a step that was just scheduled fills with tokens that are known.
 
-        Rows behind it in that step may share it already: a layer's KV is written for all rows before any of it is read.
+        Rows behind it in that step may share it already: a layer's KV is written for all rows before any of it is read. Of
+        rows of one token that is not so, which may be written and read by one kernel: what these fill is cached by `settle`.
         """
         if self.caching:
             full = min(request.scheduled, len(request.tokens)) // self.size

@@ -247,6 +247,7 @@ class Scheduler:
             request.length += 1
         if count > 1 or not sampled:
             rows.chunks[len(rows)] = count, sampled
+        if count > 1:
             self._tables.announce(request)
         rows.requests.append(request)
         rows.features |= request.features
