@@ -14,7 +14,7 @@ from vllm_cuda.launch import stream_of
 from vllm_cuda.programs import Program, defined, kernel_of
 from vllm_triton.ops.launch import Scratch
 
-FILES = ("chip.cuh", "hopper.cuh", "flat.cuh", "flat_attend.cuh", "flat.cu")
+FILES = ("chip.cuh", "hopper.cuh", "flat_words.cuh", "flat.cuh", "flat_attend.cuh", "flat.cu")
 
 LOG2E = 1.4426950408889634
 """Scores are kept in units of log2."""
@@ -71,6 +71,31 @@ def program_of(form: Form) -> Program:
     return Program("flat", FILES, ("--gpu-architecture=sm_90a", "--std=c++17", *values), form.shared_bytes)
 
 
+def given_of(
+    residual: Tensor,
+    layers: Tensor,
+    cos_sin: Tensor,
+    rows: Rows,
+    block_stride: int,
+    eps: float,
+    scale: float,
+    form: Form,
+    told: int,
+    epoch: int,
+) -> ctypes.Structure:
+    """What the kernel is given; ``told`` and ``epoch`` are addresses of `Form.words` words of 8 bytes and of one."""
+    return _Given(
+        *(one.data_ptr() for one in (layers, residual, cos_sin, rows.positions, rows.seq_lens, rows.block_table, rows.slots)),
+        *(told + WORD_BYTES * before for before in accumulate(form.words[:-1], initial=0)),
+        epoch,
+        block_stride,
+        len(residual),
+        rows.block_table.stride(0),
+        eps,
+        scale * LOG2E,
+    )
+
+
 def launch(
     residual: Tensor, layers: Tensor, cos_sin: Tensor, rows: Rows, block_stride: int, eps: float, scale: float, form: Form
 ) -> None:
@@ -82,16 +107,7 @@ def launch(
     kernel = kernel_of(program_of(form), residual.get_device())
     if kernel is None:
         return
-    told = _WORDS.get(residual.device).data_ptr()
-    given = _Given(
-        *(one.data_ptr() for one in (layers, residual, cos_sin, rows.positions, rows.seq_lens, rows.block_table, rows.slots)),
-        *(told + WORD_BYTES * before for before in accumulate(form.words[:-1], initial=0)),
-        _EPOCH.get(residual.device).data_ptr(),
-        block_stride,
-        len(residual),
-        rows.block_table.stride(0),
-        eps,
-        scale * LOG2E,
-    )
+    memory = _WORDS.get(residual.device).data_ptr(), _EPOCH.get(residual.device).data_ptr()
+    given = given_of(residual, layers, cos_sin, rows, block_stride, eps, scale, form, *memory)
     stream = stream_of(residual.get_device())
     kernel.launch(form.programs, form.threads, 1, stream, given, dependent=False, together=True)

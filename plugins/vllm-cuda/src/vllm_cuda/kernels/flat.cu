@@ -88,11 +88,14 @@ __device__ __forceinline__ void compute_layers(const Given& given) {
                 float value = 0;
                 if (here) {
                     const float root = inverse_root(token, given.eps);
-                    const float gate = summed<H>(feature / 4, feature % 4, token), up = summed<H>(feature / 4, feature % 4 + 4, token);
+                    const int tile = feature / 4, row = feature % 4;
+                    const float gate = summed<H>(tile, row, token), up = summed<H>(tile, row + 4, token);
                     value = activated(gate * root, up * root);
                 }
                 const float next = __shfl_down_sync(~0u, value, 1);
-                if (here && feature % 2 == 0) tell(given.inner + (token * INNER + pairs.first + feature) / 2, narrowed(value, next), epoch);
+                if (here && feature % 2 == 0) {
+                    tell(given.inner + (token * INNER + pairs.first + feature) / 2, narrowed(value, next), epoch);
+                }
             }
         }
         {

@@ -1,10 +1,9 @@
-// What `flat.cu` is made of: shapes, words that carry their own flag, and the stream of weights. Comes after `hopper.cuh`.
+// What `flat.cu` is made of: shapes, words that carry their own flag, and the stream of weights. Comes after `flat_words.cuh`.
 //
 // Defined at compilation: H, INNER, HQ, HK, D (hidden and inner features, heads, KV heads, features of a head), LAYERS, TPB (tokens
 // of a block), ROWS (at most 4), GRID (programs), WARPS (that work), BRINGERS (warps that bring weights), STAGES (of the ring, a
-// multiple of WARPS), FLYING (stages on their
-// way at once, a multiple of BRINGERS, as STAGES is), NORM (of q and k), SPAN (keys of a piece of a row, where programs are enough), DEEP (keys that a lane reads
-// at once), SHARED (bytes of a program).
+// multiple of WARPS and of BRINGERS), FLYING (stages on their way at once, a multiple of BRINGERS), NORM (of q and k), SPAN (keys
+// of a piece of a row, where programs are enough), DEEP (keys that a lane reads at once), SHARED (bytes of a program).
 
 constexpr int THREADS = WARPS * 32, ALL_THREADS = THREADS + BRINGERS * 32;
 constexpr int NQ = HQ * D, NKV = HK * D, NQKV = NQ + 2 * NKV, G = HQ / HK;
@@ -66,11 +65,11 @@ static_assert(STAGES * STAGE_BYTES + sizeof(Rest) <= SHARED, "the launch gives a
 
 __device__ __forceinline__ Rest& rest() { return *(Rest*)(shared_memory() + STAGES * STAGE_BYTES); }
 
-__device__ __forceinline__ void barrier_of_workers() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+__device__ __forceinline__ void barrier_of_workers() { meet<THREADS>(); }
 
 // A value and the number of the phase that it is of, written and read at once: who finds the number has the value.
 __device__ __forceinline__ void tell(u64* where, u32 value, u32 epoch) {
-    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(where), "l"((u64)epoch << 32 | value) : "memory");
+    put_word(where, (u64)epoch << 32 | value);
 }
 
 struct Heard {
@@ -84,12 +83,7 @@ __device__ __forceinline__ void hear_some(Heard (&heard)[COUNT], u32 epoch, Plac
         u64 first[TO - FROM], second[TO - FROM];
         bool all = true;
 #pragma unroll
-        for (int i = FROM; i < TO; ++i) {
-            asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
-                         : "=l"(first[i - FROM]), "=l"(second[i - FROM])
-                         : "l"(place(i))
-                         : "memory");
-        }
+        for (int i = FROM; i < TO; ++i) get_words(first[i - FROM], second[i - FROM], place(i));
 #pragma unroll
         for (int i = FROM; i < TO; ++i) {
             all = all && (u32)(first[i - FROM] >> 32) == epoch && (u32)(second[i - FROM] >> 32) == epoch;
@@ -97,7 +91,7 @@ __device__ __forceinline__ void hear_some(Heard (&heard)[COUNT], u32 epoch, Plac
         }
         if (all) return;
     }
-    __trap();
+    give_up();
 }
 
 // COUNT pairs, the first of each at an even place. Of many, one is waited for before the others are looked at.
@@ -118,17 +112,11 @@ __device__ __forceinline__ Span mine(int rows, int unit) {
     return {begin * unit, (end - begin) * unit};
 }
 
-__device__ __forceinline__ u32 full_barrier(u32 slot) { return (u32)__cvta_generic_to_shared(rest().full + slot); }
-__device__ __forceinline__ u32 empty_barrier(u32 slot) { return (u32)__cvta_generic_to_shared(rest().empty + slot); }
+__device__ __forceinline__ u32 full_barrier(u32 slot) { return address_of(rest().full + slot); }
+__device__ __forceinline__ u32 empty_barrier(u32 slot) { return address_of(rest().empty + slot); }
 
-__device__ __forceinline__ void copy_row(u32 target, const void* source, u32 bytes, u32 barrier, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(target),
-        "l"(source), "r"(bytes), "r"(barrier), "l"(policy)
-        : "memory");
-}
-
-// The warps that bring, a stage each in turns: tiles of rows, each in chunks of columns. PAIRS: half of a tile's rows are of the gate, half of up.
+// The warps that bring, a stage each in turns: tiles of rows, each in chunks of columns. PAIRS: half of a tile's rows are of the
+// gate, half of up.
 template <int COLUMNS, bool PAIRS>
 __device__ __forceinline__ void bring_rows(const u8* weight, Span rows, u32& stage, u64 policy) {
     constexpr int PER_TILE = PAIRS ? TILE / 2 : TILE;
@@ -150,21 +138,6 @@ __device__ __forceinline__ void bring_rows(const u8* weight, Span rows, u32& sta
             if (copies) copy_row(shared_address() + slot * STAGE_BYTES + lane * PITCH, source + column * 2, bytes, full, policy);
         }
     }
-}
-
-__device__ __forceinline__ uint4 at_once(u32 address) {
-    uint4 words;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                 : "r"(address)
-                 : "memory");
-    return words;
-}
-
-__device__ __forceinline__ void mma(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 constexpr int STEPS = DEPTH / 64;
@@ -200,7 +173,9 @@ struct Product {
         barrier_wait(full_barrier(slot), number / STAGES & 1);
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
-            if (step < mine) tile.left[step] = at_once(address + step * 64), tile.right[step] = at_once(address + (mine + step) * 64);
+            if (step < mine) {
+                tile.left[step] = at_once(address + step * 64), tile.right[step] = at_once(address + (mine + step) * 64);
+            }
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(empty_barrier(slot));
@@ -210,7 +185,7 @@ struct Product {
     // instruction takes for which column does not matter to a sum. Columns of the upper rows' x come first, then the lower ones'.
     __device__ __forceinline__ void run() {
         const int lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
-        const u32 x = (u32)__cvta_generic_to_shared(rest().x) + min(group % 4, ROWS - 1) * X_PITCH + part * 16;
+        const u32 x = address_of(rest().x) + min(group % 4, ROWS - 1) * X_PITCH + part * 16;
         while (index < count) {
             const int mine = steps();
             const u32 b = x + index % chunks(COLUMNS) * (DEPTH * 2) + (group >= 4 ? mine * 64 : 0);
@@ -281,9 +256,7 @@ struct Norm {
 
     __device__ __forceinline__ explicit Norm(const float* weights) {
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(weight[i].x), "=f"(weight[i].y) : "l"(weights + 2 * pair(i)));
-        }
+        for (int i = 0; i < EACH; ++i) weight[i] = two_of(weights + 2 * pair(i));
     }
 
     // Threads without a pair of their own have the last one.
@@ -347,7 +320,8 @@ __device__ __forceinline__ void put_told(const u64* told, u32 epoch, int count) 
 #pragma unroll
         for (int i = 0; i < AT_ONCE * EACH; ++i) {
             if (from + i / EACH >= count) continue;
-            *(uint2*)(rest().x + (from + i / EACH) * X_PITCH + four(i % EACH) * 8) = make_uint2(heard[i].first, heard[i].second);
+            uint2* target = (uint2*)(rest().x + (from + i / EACH) * X_PITCH + four(i % EACH) * 8);
+            *target = make_uint2(heard[i].first, heard[i].second);
         }
     }
     barrier_of_workers();

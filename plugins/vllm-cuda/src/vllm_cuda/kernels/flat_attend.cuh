@@ -35,7 +35,9 @@ __device__ __forceinline__ Piece piece_of(const Given& given) {
     for (int i = 0; i < DEEP; ++i) piece.places[i] = piece.here ? place_of(given, piece, piece.begin, i) : 0;
     const long long slot = given.slots[piece.row];
     piece.target = slot < 0 ? -1 : slot / TPB * given.block_stride + (piece.head * TPB + slot % TPB) * D;
-    for (int i = threadIdx.x; i < D; i += THREADS) rest().turn[i] = given.cos_sin[(long long)given.positions[piece.row] * D + i];
+    for (int i = threadIdx.x; i < D; i += THREADS) {
+        rest().turn[i] = given.cos_sin[(long long)given.positions[piece.row] * D + i];
+    }
     return piece;
 }
 
@@ -43,15 +45,11 @@ struct Keys {
     uint4 k[DEEP] = {}, v[DEEP] = {};
 };
 
-__device__ __forceinline__ uint4 of_cache(const u16* address) {
-    uint4 words;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "l"(address));
-    return words;
-}
-
 __device__ __forceinline__ void load_keys(Keys& keys, const u16* blocks, const long long (&places)[DEEP]) {
 #pragma unroll
-    for (int i = 0; i < DEEP; ++i) keys.k[i] = of_cache(blocks + places[i]), keys.v[i] = of_cache(blocks + places[i] + HK * TPB * D);
+    for (int i = 0; i < DEEP; ++i) {
+        keys.k[i] = of_cache(blocks + places[i]), keys.v[i] = of_cache(blocks + places[i] + HK * TPB * D);
+    }
 }
 
 __device__ __forceinline__ void unpacked(const uint4& words, float (&out)[8]) {
@@ -90,7 +88,8 @@ __device__ __forceinline__ void prepare_heads(const Given& given, const Layer& l
         const float* weights = head < G ? layer.q_norm : layer.k_norm;
 #pragma unroll
         for (int i = 0; i < EACH; i += 2) {
-            if (NORM) asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(norm[i]), "=f"(norm[i + 1]) : "l"(weights + first_of_lane() + i));
+            const float2 two = NORM ? two_of(weights + first_of_lane() + i) : make_float2(0, 0);
+            norm[i] = two.x, norm[i + 1] = two.y;
         }
         const int column = head < G ? (piece.head * G + head) * D : NQ + (head == G ? 0 : NKV) + piece.head * D;
         const u64* told = given.qkv + (piece.row * NQKV + column + first_of_lane());
@@ -127,7 +126,8 @@ __device__ __forceinline__ void load_eight(float (&x)[8], int head) {
 
 // COUNT keys at once; `there` says which.
 template <int COUNT>
-__device__ __forceinline__ void attend(State& state, const float (&k)[COUNT][8], const float (&v)[COUNT][8], const bool (&there)[COUNT]) {
+__device__ __forceinline__ void attend(
+    State& state, const float (&k)[COUNT][8], const float (&v)[COUNT][8], const bool (&there)[COUNT]) {
 #pragma unroll
     for (int g = 0; g < G; ++g) {
         float score[COUNT];
@@ -180,7 +180,9 @@ __device__ __forceinline__ void merge_warp(State& state) {
             for (int distance = LANES; distance < 32; distance *= 2) sum[d] += __shfl_xor_sync(~0u, sum[d], distance);
         }
         float4* merged = (float4*)&rest().merged[(warp * G + g) * D + lane % LANES * 8];
-        if (lane < LANES) merged[0] = make_float4(sum[0], sum[1], sum[2], sum[3]), merged[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+        if (lane < LANES) {
+            merged[0] = make_float4(sum[0], sum[1], sum[2], sum[3]), merged[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+        }
         if (lane == 0) rest().most[warp * G + g] = most, rest().total[warp * G + g] = total;
     }
 }
@@ -194,7 +196,8 @@ __device__ __forceinline__ u64* part_of(const Given& given, const Piece& piece, 
     return given.parts + ((long long)(piece.row * HK + piece.head) * MOST_PIECES + index) * PART;
 }
 
-__device__ __forceinline__ void tell_attended(const Given& given, const Piece& piece, int pair, float first, float second, u32 epoch) {
+__device__ __forceinline__ void tell_attended(
+    const Given& given, const Piece& piece, int pair, float first, float second, u32 epoch) {
     tell(given.attended + (long long)piece.row * (NQ / 2) + piece.head * (G * D / 2) + pair, narrowed(first, second), epoch);
 }
 
@@ -236,7 +239,8 @@ __device__ __forceinline__ void join_pieces(const Given& given, const Piece& pie
     for (int index = threadIdx.x; index < sums + G * piece.pieces; index += THREADS) {
         const bool is_sum = index < sums;
         const int from = is_sum ? index / count : (index - sums) / G;
-        const u64* part = part_of(given, piece, from) + (is_sum ? 2 * (first + index - from * count) : G * D + (index - sums) % G * 2);
+        const u64* part = part_of(given, piece, from) +
+            (is_sum ? 2 * (first + index - from * count) : G * D + (index - sums) % G * 2);
         Heard heard[1];
         hear(heard, epoch, [=](int) { return part; });
         float2* target = is_sum ? values + index : (float2*)rest().statistics + (index - sums);
