@@ -12,7 +12,7 @@ import torch
 from vllm_core.api import OPS
 from vllm_core.api.ops import get
 from vllm_core.errors import UnsupportedError
-from vllm_core.ops import check, inputs
+from vllm_core.ops import check, inputs, shapes
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -52,7 +52,7 @@ def test_generated_inputs_run_through_the_reference_in_every_shape_class(op: str
 
 
 def test_generators_reach_the_head_sizes_of_known_models() -> None:
-    reached = {inputs.shape_of(name).head_size for name in inputs.KV_CLASSES}
+    reached = {inputs.shape_of(name).head_size for name in shapes.KV_CLASSES}
     assert reached >= {64, 80, 96, 128, 256}
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vllm_core.api import OPS, QuantTensor, load_entry
-from vllm_core.ops import check, inputs, quant
+from vllm_core.ops import batch_inputs, check, inputs, quant
 from vllm_core.ops.place import Placed, Placement, poison
 from vllm_cpu import native_kv
 from vllm_cpu.backends import generic
@@ -133,7 +133,7 @@ def main(only: list[str]) -> None:
         if op in check.PRIVATE or op == "linear":
             continue
         kinds = ("", "/kv_int8", "/kv_fp8") if op.startswith(("kv_", "paged")) else ("",)
-        batch = inputs.SHAPE_CLASSES[op] in (inputs.STEP_CLASSES, inputs.TAIL_CLASSES)
+        batch = inputs.SHAPE_CLASSES[op] in (batch_inputs.STEP_CLASSES, batch_inputs.TAIL_CLASSES)
         for number, shape_class in enumerate(inputs.SHAPE_CLASSES[op]):
             for size in sizes[: 1 if batch or shape_class == "long" else None]:
                 for kind in kinds:
