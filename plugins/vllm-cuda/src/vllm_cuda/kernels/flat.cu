@@ -1,7 +1,7 @@
 // All layers of a dense decoder for one token of each of a few rows, in one launch. Comes after `flat_attend.cuh`.
 //
-// A program of each multiprocessor owns rows of every weight. One of its warps brings them, layer after layer, through a ring of
-// stages in shared memory: what comes next never depends on what is computed, so weights are on their way while the others wait
+// A program of each multiprocessor owns rows of every weight. Some of its warps bring them, layer after layer, through a ring
+// of stages in shared memory: what comes next never depends on what is computed, so weights are on their way while the others wait
 // for one another. Programs hand on what they compute through the L2 cache, in words that carry the number of their phase.
 // A buffer is written again one layer later, when every program has told what depends on its having read it.
 // All programs must run at once: the launch is cooperative.
