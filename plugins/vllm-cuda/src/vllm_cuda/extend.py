@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
+from vllm_cuda.decode import LOG2E
 from vllm_cuda.extend_tiles import Form
 from vllm_cuda.launch import TensorMap, box_map, stream_of
 from vllm_cuda.programs import Program, defined, kernel_of
@@ -136,7 +137,3 @@ def launch(
         ctypes.c_int(window),
         ctypes.c_void_p(None if sinks is None else sinks.data_ptr()),
     )
-
-
-LOG2E = 1.4426950408889634
-"""Scores are kept in units of log2."""

@@ -9,15 +9,13 @@ from itertools import accumulate
 
 from torch import Tensor
 
+from vllm_cuda.decode import LOG2E
 from vllm_cuda.flat_tiles import WORD_BYTES, WORDS_BYTES, Form
 from vllm_cuda.launch import stream_of
 from vllm_cuda.programs import Program, defined, kernel_of
 from vllm_triton.ops.launch import Scratch
 
 FILES = ("chip.cuh", "hopper.cuh", "flat_words.cuh", "flat.cuh", "flat_attend.cuh", "flat.cu")
-
-LOG2E = 1.4426950408889634
-"""Scores are kept in units of log2."""
 
 _WORDS = Scratch(WORDS_BYTES, zero=True)
 _EPOCH = Scratch(WORD_BYTES, zero=True)

@@ -78,12 +78,12 @@ def _stack_of(layers: DecoderLayers) -> _Stack | None:
         return None
     if len({(kv.tokens_per_block, kv.block_stride) for kv in caches}) != 1 or layers.cos_sin.shape[2] * 2 != layers.head_size:
         return None
-    if len({(layer.q_norm is None, layer.k_norm is None) for layer in layers.layers}) != 1:
+    if len({norm is None for layer in layers.layers for norm in (layer.q_norm, layer.k_norm)}) != 1:
         return None
     tensors: list[Tensor | None] = []
     for layer in layers.layers:
         weights = list(_weights_of(layer))
-        if len(weights) != 4 or (layer.q_norm is None) != (layer.k_norm is None):
+        if len(weights) != 4:
             return None
         tensors += [*weights, layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm, layer.kv.blocks]
     if not _aligned((*tensors, layers.cos_sin)):

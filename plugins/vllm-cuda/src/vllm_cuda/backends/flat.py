@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from vllm_core.api import CallSite, Offer, Rejected, Verdict
+from vllm_core.api import CallSite, Offer, Verdict
+from vllm_cuda.backends import prompts
 from vllm_cuda.backends.families import HOPPER
 from vllm_cuda.backends.hopper import PROGRAMS, SHARED_BYTES
 from vllm_cuda.flat_tiles import WORD_BYTES, WORDS_BYTES, Form, Work
@@ -61,12 +62,6 @@ def form_of(
 
 def offer(provider: str, accepts: Callable[[CallSite], Verdict]) -> Offer:
     """All layers at once, where weights and KV are plain bfloat16 in the forms of this distribution and of vllm-triton."""
-
-    def accept(site: CallSite) -> Verdict:
-        if site.kv_dtype not in (None, site.dtype):
-            return Rejected("kv dtype", str(site.kv_dtype), f"that of the model, {site.dtype}")
-        return accepts(site)
-
     return Offer(
         provider=provider,
         ops={"decode_layers": "vllm_cuda.layers:decode_layers"},
@@ -75,6 +70,6 @@ def offer(provider: str, accepts: Callable[[CallSite], Verdict]) -> Offer:
         head_sizes=HEAD_SIZES,
         architectures=frozenset(HOPPER.architectures),
         priority=10,
-        accepts=accept,
+        accepts=prompts.same_dtype(accepts),
         note=f"steps of one token each of up to {MOST_ROWS} rows, where weights are plain bfloat16",
     )

@@ -57,14 +57,16 @@ def offers(provider: str, shared: Sequence[Offer], accepts: Callable[[CallSite],
             block_sizes=(one.block_sizes or frozenset()) & BLOCK_SIZES,
             features=frozenset({"interleaved", "sliding_window", "sinks"}),
             priority=one.priority + 5,
-            accepts=_same_dtype(accepts),
+            accepts=same_dtype(accepts),
         )
         for one in shared
         if "paged_attention" in one.ops
     )
 
 
-def _same_dtype(accepts: Callable[[CallSite], Verdict]) -> Callable[[CallSite], Verdict]:
+def same_dtype(accepts: Callable[[CallSite], Verdict]) -> Callable[[CallSite], Verdict]:
+    """``accepts`` of call sites whose cache is in the model's dtype."""
+
     def accept(site: CallSite) -> Verdict:
         if site.kv_dtype not in (None, site.dtype):
             return Rejected("kv dtype", str(site.kv_dtype), f"that of the model, {site.dtype}")
