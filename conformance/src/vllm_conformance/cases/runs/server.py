@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import signal
@@ -18,6 +19,7 @@ from vllm_conformance.cases.runs.teacher import Marks
 
 IDLE_S = 15.0
 END_S = 40.0
+TRIES = 20
 
 
 def completions_are_right(subject: Subject, params: Mapping[str, Any]) -> Evidence:
@@ -51,9 +53,9 @@ def streams_are_the_same_text(subject: Subject, params: Mapping[str, Any]) -> Ev
         expect(ids == choice["token_ids"], f"streamed tokens {ids}, in one {choice['token_ids']}")
         ends = [piece["finish_reason"] for piece in pieces if piece["finish_reason"]]
         expect(ends == ["length"], f"the stream's ends are {ends}")
-    # Tokens that are there when a piece is sent go with it: a fast engine fills few pieces, and never only one.
-    pieces = [piece for piece in server.pieces(prompt=prompt_of(33, 4), max_tokens=200) if piece["choices"]]
-    expect(len(pieces) > 1, "200 tokens came in one piece")
+    # Tokens that are there when a piece is sent go with it: a server that has to wait for a core may send all in one.
+    streams = (server.pieces(prompt=prompt_of(33, 4), max_tokens=200) for _ in range(TRIES))
+    expect(any(len(list(stream)) > 1 for stream in streams), f"200 tokens came in one piece, {TRIES} times")
     return _evidence(server, marks)
 
 
@@ -97,13 +99,17 @@ def wrong_requests_are_refused_and_the_next_served(subject: Subject, params: Map
 def an_abort_in_midstream_frees_blocks(subject: Subject, params: Mapping[str, Any]) -> Evidence:
     """A client goes away after a few tokens: its request ends, and its blocks come back."""
     server, marks = server_of(subject), Marks()
-    for _ in range(3):
+    in_midstream = 0
+    for _ in range(TRIES):
         stream = server.pieces(prompt=prompt_of(40, 6), max_tokens=MAX_LEN - 50)
-        for _ in range(3):
-            next(stream)
+        *_, last = itertools.islice(stream, 3)
         stream.close()
         left = server.idle_within(IDLE_S)
         expect(not left, f"a client went away, and {left}")
+        in_midstream += last["choices"][0]["finish_reason"] is None
+        if in_midstream == 3:
+            break
+    expect(in_midstream == 3, f"of {TRIES} streams {in_midstream} had more than their first pieces")
     prompt = prompt_of(11, 7)
     _judge(marks, server, prompt, 6, server.complete(prompt=prompt, max_tokens=6))
     return _evidence(server, marks)
