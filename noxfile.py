@@ -143,7 +143,7 @@ def imitated(session: nox.Session) -> None:
     session.run("cmake", "-S", PACKAGES["cpu"], "-B", str(build), "-DVLLM_IMITATED=ON", external=True)
     session.run("cmake", "--build", str(build), "--parallel", "2", external=True)
     session.env["VLLM_CORE_OPS_PATH"] = str(build / "libvllm_cpu_ops.so")
-    names = ("linear", "ops", "invariance", "guard")
+    names = ("attention", "guard", "invariance", "linear", "one_row", "ops")
     pytest(session, *(f"{PACKAGES['cpu']}/tests/test_native_{name}.py" for name in names))
 
 

@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("test_native_ops.py", "test_native_linear.py", "test_native_invariance.py", "test_native_guard.py")
+FOLDER = ROOT / "plugins" / "vllm-cpu" / "tests"
+WITHOUT = ("test_native_absent.py", "test_native_elsewhere.py")
+"""They are about libraries that are not there, and about one of another machine."""
 
 
 def runtime(library: Path, name: str) -> str:
@@ -28,7 +30,7 @@ def runtime(library: Path, name: str) -> str:
 def main(arguments: list[str]) -> int:
     """The status of the tests."""
     library = Path(arguments[0]).resolve()
-    tests = [str(ROOT / "plugins" / "vllm-cpu" / "tests" / name) for name in TESTS]
+    tests = [str(path) for path in sorted(FOLDER.glob("test_native_*.py")) if path.name not in WITHOUT]
     environ = os.environ | {
         "LD_PRELOAD": f"{runtime(library, 'asan')} {runtime(library, 'ubsan')}",
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",

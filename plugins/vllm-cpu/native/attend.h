@@ -33,10 +33,12 @@ struct Sums {
     float *value;
 };
 
-// A tile: rows of q float [rows, D], times the scale, or bfloat16 as they are (`narrow`; q is NULL then); row r may see keys first[r] .. last[r].
+// A tile: rows of q float [rows, D], times the scale, or `narrow` ones (q is NULL then): bfloat16 as they are, or words with
+// `steps`, what one of a row's stands for. Row r may see keys first[r] .. last[r].
 struct Tile {
     const float *q;
     const uint16_t *narrow;
+    const float *steps;
     const int64_t *first;
     const int64_t *last;
     float *scores;  // [rows, CHUNK]

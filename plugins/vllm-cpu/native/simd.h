@@ -279,6 +279,16 @@ static inline void widen(float *out, const void *in, int32_t dtype, int64_t n) {
     }
 }
 
+#ifdef __AVX2__
+static inline __m128i eight_bf16(__m256 v) {
+    const __m256i bits = _mm256_castps_si256(v), high = _mm256_srli_epi32(bits, 16);
+    const __m256i half = _mm256_add_epi32(_mm256_set1_epi32(0x7fff), _mm256_and_si256(high, _mm256_set1_epi32(1)));
+    const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40)), is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const __m256i words = _mm256_blendv_epi8(_mm256_srli_epi32(_mm256_add_epi32(bits, half), 16), quiet, is_nan);
+    return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+#endif
+
 // out [n] of a float dtype = in float [n], rounded to nearest.
 static inline void narrow(void *out, const float *in, int32_t dtype, int64_t n) {
     if (dtype == VLLM_FLOAT32) {
@@ -286,11 +296,14 @@ static inline void narrow(void *out, const float *in, int32_t dtype, int64_t n) 
         return;
     }
     uint16_t *p = static_cast<uint16_t *>(out);
+    int64_t i = 0;
     if (dtype == VLLM_BFLOAT16) {
-        for (int64_t i = 0; i < n; ++i) p[i] = to_bf16(in[i]);
+#ifdef __AVX2__
+        for (; i + 8 <= n; i += 8) _mm_storeu_si128(reinterpret_cast<__m128i *>(p + i), eight_bf16(_mm256_loadu_ps(in + i)));
+#endif
+        for (; i < n; ++i) p[i] = to_bf16(in[i]);
         return;
     }
-    int64_t i = 0;
 #ifdef __AVX2__
     for (; i + 8 <= n; i += 8)
         _mm_storeu_si128(reinterpret_cast<__m128i *>(p + i), _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));

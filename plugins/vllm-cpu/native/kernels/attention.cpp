@@ -3,6 +3,7 @@
 // Tasks are tiles of queries of one row for one KV head; where there are fewer than threads could take, one span of keys of
 // such a tile each, and the spans are merged afterwards. attend.h keeps the bits the same.
 #include "attend16.h"
+#include "attend_words.h"
 #include "processor.h"
 #include "threads.h"
 
@@ -15,6 +16,9 @@ constexpr bool HAS_VECTORS = false;
 #endif
 
 enum { TASKS = 0, PARTIAL = 1, WORK = 2, GATHERED = 3, PANELS = 4 };  // slots of scratch
+
+// How a tile's products are made.
+enum class By { FLOATS, TILES, WORDS };
 
 struct Task {
     int64_t row, head;
@@ -34,18 +38,30 @@ struct Call {
     bool causal;
     float scale, cap;
     const float *sinks;  // [kv_heads * group], or NULL
-    bool narrow;         // whether tiles of AMX take queries as they are
+    By by;               // of tiles of enough rows; others are made by floats
     int64_t width() const { return (size + VF - 1) / VF * VF; }
     int64_t queries(int64_t row) const { return query_start[row + 1] - query_start[row]; }
     int64_t length(int64_t row) const { return seq_lens ? seq_lens[row] : queries(row); }
     // Without a cache every tile gathers all its keys and values: a larger one makes more of them.
-    int64_t tile() const { return larger(1, (narrow ? TILE_ROWS16 : causal ? TILE_ROWS : 4 * TILE_ROWS) / group); }
-    // Whether the tiles of AMX multiply this dtype and size, and some row has enough queries.
-    bool takes_tiles() const {
-        if (dtype != VLLM_BFLOAT16 || size % 32 || !cpu_has_amx() || !cpu_has_avx512bf16()) return false;
-        for (int64_t row = 0; row < rows; ++row)
-            if (queries(row) * group >= LEAST_ROWS16) return true;
-        return false;
+    int64_t tile() const {
+        const int64_t most = by == By::TILES ? TILE_ROWS16 : by == By::WORDS ? TILE_ROWS_WORDS : causal ? TILE_ROWS : 4 * TILE_ROWS;
+        return larger(1, most / group);
+    }
+    By by_rows(int64_t count) const {
+        const int64_t least = by == By::TILES ? LEAST_ROWS16 : by == By::WORDS ? LEAST_ROWS_WORDS : 0;
+        return count < least ? By::FLOATS : by;
+    }
+    // How numbers of 16 bits are multiplied, where some row has enough queries.
+    void choose() {
+#ifdef VLLM_TILES16
+        if (dtype == VLLM_BFLOAT16 && size % 32 == 0 && cpu_has_amx() && cpu_has_avx512bf16()) by = By::TILES;
+#endif
+#ifdef VLLM_WORDS
+        if (by == By::FLOATS && dtype == VLLM_BFLOAT16) by = By::WORDS;
+#endif
+        int64_t most = 0;
+        for (int64_t row = 0; row < rows; ++row) most = larger(most, smaller(queries(row), tile()));
+        by = by_rows(most * group);
     }
     // Rows of memory of a tile.
     int64_t rows_of_tile() const { return (tile() * group + TILE_SIDE - 1) / TILE_SIDE * TILE_SIDE; }
@@ -54,12 +70,12 @@ struct Call {
 
 // Rows' floats of a tile in scratch, cut into its arrays.
 struct Work {
-    float *q, *scores;
+    float *q, *scores, *steps;
     int64_t *first, *last;
     Sums all, span;
     bool make(const Call &call) {
         int64_t rows = call.rows_of_tile(), width = call.width();
-        int64_t floats = rows * (call.size + CHUNK + 2 * width + 4) + 16 * 8;
+        int64_t floats = rows * (call.size + CHUNK + 2 * width + 5) + 16 * 9;
         char *base = static_cast<char *>(scratch(WORK, static_cast<size_t>(floats * 4 + rows * 16)));
         if (!base) return false;
         first = reinterpret_cast<int64_t *>(base);
@@ -78,24 +94,33 @@ struct Work {
         all.weight = take(rows);
         span.most = take(rows);
         span.weight = take(rows);
+        steps = take(rows);
         return true;
     }
+    uint16_t *narrow() const { return reinterpret_cast<uint16_t *>(q); }
 };
 
-// Queries in float, times the scale; as they are where tiles of AMX take them.
-static void gather_queries(const Call &call, const Task &task, const Work &work, bool narrow) {
+// Queries in float, times the scale; as they are, or as words, where `by` takes them so.
+static void gather_queries(const Call &call, const Task &task, const Work &work, By by) {
     const int64_t item = item_bytes(call.dtype), begin = call.query_start[task.row] + task.begin;
     const int64_t before = call.length(task.row) - call.queries(task.row);
     for (int64_t i = 0; i < task.count; ++i) {
         const char *q = static_cast<const char *>(call.q) + ((begin + i) * call.q_stride + task.head * call.group * call.size) * item;
         const int64_t count = call.group * call.size;
-        if (narrow) {
-            memcpy(reinterpret_cast<uint16_t *>(work.q) + i * count, q, static_cast<size_t>(count * item));
-        } else {
+        if (by == By::TILES) {
+            memcpy(work.narrow() + i * count, q, static_cast<size_t>(count * item));
+        } else if (by == By::FLOATS) {
             float *to = work.q + i * count;
             widen(to, q, call.dtype, count);
             for (int64_t j = 0; j < count; ++j) to[j] *= call.scale;
         }
+#ifdef VLLM_WORDS
+        for (int64_t r = i * call.group; by == By::WORDS && r < (i + 1) * call.group; ++r) {
+            float *wide = work.q + call.rows_of_tile() * call.size / 2;  // words take half of the memory
+            widen(wide, q + (r - i * call.group) * call.size * item, call.dtype, call.size);
+            words_of_query(wide, call.size, call.scale, work.narrow() + r * call.size, work.steps + r);
+        }
+#endif
         int64_t position = before + task.begin + i;
         for (int64_t g = 0; g < call.group; ++g) {
             work.first[i * call.group + g] = call.causal ? call.first(position) : 0;
@@ -176,9 +201,11 @@ static int32_t run(const Call &call, const Attend &attend) {
             return;
         }
         const int64_t used = task.count * call.group;
-        const bool narrow = call.narrow && used >= LEAST_ROWS16;
-        gather_queries(call, task, work, narrow);
-        Tile shape{narrow ? nullptr : work.q, narrow ? reinterpret_cast<const uint16_t *>(work.q) : nullptr, work.first, work.last, work.scores, used, call.size, width, call.cap};
+        const By by = call.by_rows(used);
+        gather_queries(call, task, work, by);
+        const bool narrow = by != By::FLOATS;
+        Tile shape{narrow ? nullptr : work.q, narrow ? work.narrow() : nullptr, work.steps, work.first, work.last, work.scores,
+                   used, call.size, width, call.cap};
         const int64_t low = work.first[0], high = work.last[used - 1] + 1;
         if (task.partial >= 0) {
             Sums sums = partial_of(partial, task.partial, rows, width);
@@ -228,14 +255,9 @@ static float *gathered(int64_t size, int64_t width) {
     return static_cast<float *>(scratch(GATHERED, static_cast<size_t>(CHUNK * (size + width)) * 4));
 }
 
-// Whether the tiles of AMX may take keys and values of an element: it is as coarse as what they multiply.
+// Whether products of numbers of 16 bits may take an element's keys and values: it is as coarse as they are.
 template <class E>
-constexpr bool TILES_TAKE =
-#ifdef VLLM_TILES16
-    sizeof(typename E::T) == 2;
-#else
-    false;
-#endif
+constexpr bool IS_NARROW = sizeof(typename E::T) == 2;
 
 // Blocks in place: whole vectors of keys and values lie together.
 template <class E>
@@ -259,10 +281,19 @@ static int32_t paged_in_place(const vllm_attention_args *a, const Call &call) {
             }
         };
 #ifdef VLLM_TILES16
-        if constexpr (TILES_TAKE<E>) {
-            if (tile.narrow) {
+        if constexpr (IS_NARROW<E>) {
+            if (tile.narrow && call.by == By::TILES) {
                 uint16_t *panels = static_cast<uint16_t *>(scratch(PANELS, static_cast<size_t>(panels16(call.size)) * 2));
                 attend_span16<E>(tile, call.scale, begin, end, sums, fetch, chunk, panels);
+                return;
+            }
+        }
+#endif
+#ifdef VLLM_WORDS
+        if constexpr (IS_NARROW<E>) {
+            if (tile.narrow) {
+                int32_t *panels = static_cast<int32_t *>(scratch(PANELS, static_cast<size_t>(Words::numbers(call.size)) * 4));
+                attend_span_words<E>(tile, begin, end, sums, fetch, chunk, panels);
                 return;
             }
         }
@@ -323,7 +354,7 @@ int32_t paged_attention(const vllm_attention_args *a) {
     if (!is_valid(a)) return VLLM_INVALID;
     Call call{a->out, a->q, a->query_start, a->seq_lens, a->out_stride, a->q_stride, a->rows, a->q_heads / kv->num_heads,
               kv->num_heads, kv->head_size, a->window, static_cast<int32_t>(a->dtype), true, static_cast<float>(a->scale),
-              static_cast<float>(a->soft_cap), a->sinks, false};
+              static_cast<float>(a->soft_cap), a->sinks, By::FLOATS};
     const bool in_place = kv->tokens_per_block % VF == 0 && kv->head_size % VF == 0;
     return with_element(kv->dtype, [&](auto element) -> int32_t {
         typedef decltype(element) E;
@@ -331,7 +362,7 @@ int32_t paged_attention(const vllm_attention_args *a) {
         // set of kernels, not one for each element.
         if constexpr (HAS_VECTORS && (sizeof(typename E::T) > 1 || E::scaled)) {
             if (in_place) {
-                call.narrow = TILES_TAKE<E> && call.takes_tiles();
+                if (IS_NARROW<E>) call.choose();
                 return paged_in_place<E>(a, call);
             }
         }
@@ -344,7 +375,7 @@ int32_t encoder_attention(const vllm_encoder_args *a) {
     if (!is_float(dtype)) return VLLM_UNSUPPORTED;
     if (a->k_heads < 1 || a->q_heads % a->k_heads || a->rows < 0) return VLLM_INVALID;
     Call call{a->out, a->q, a->query_start, nullptr, a->out_stride, a->q_stride, a->rows, a->q_heads / a->k_heads, a->k_heads,
-              a->head_size, 0, dtype, false, static_cast<float>(a->scale), 0.0f, nullptr, false};
+              a->head_size, 0, dtype, false, static_cast<float>(a->scale), 0.0f, nullptr, By::FLOATS};
     const int64_t width = call.width(), item = item_bytes(dtype);
     return run(call, [&](const Task &task, const Tile &tile, int64_t begin, int64_t end, const Sums &sums) {
         float *keys = gathered(call.size, width), *values = keys + CHUNK * call.size;
