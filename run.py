@@ -19,6 +19,7 @@ if sys.version_info < (3, 10):  # noqa: UP036 - this file is what an old Python 
 
 import argparse
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -49,8 +50,8 @@ def demo(environment: Environment, extra: list[str]) -> int:
     with Step("demo model"):
         environment.run_tool("fetch_models.py", "demo")
     command = [str(environment.script("vllm-core")), "generate", "--model", "demo"]
-    command += extra or ["--prompt", PROMPT, "--max-tokens", str(DEMO_MAX_TOKENS)]
-    print("$", " ".join(command), flush=True)
+    command += extra or ["--prompt", PROMPT, "--max-tokens", str(DEMO_MAX_TOKENS), "--temperature", "0"]
+    print("$", shlex.join(command), flush=True)
     return subprocess.call(command, cwd=ROOT)
 
 
@@ -61,7 +62,7 @@ def test(environment: Environment, extra: list[str]) -> int:
     workers = str(min(os.cpu_count() or 1, 4))
     command = [str(environment.python), "-m", "pytest", "-n", workers, "--dist", "worksteal", "-q"]
     command += extra or ["-m", "not slow"]
-    print("$", " ".join(command), flush=True)
+    print("$", shlex.join(command), flush=True)
     # One thread a worker: the workers together fill the machine.
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
     return subprocess.call(command, cwd=ROOT, env={**os.environ, **threads})

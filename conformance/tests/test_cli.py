@@ -56,6 +56,20 @@ def test_run_takes_a_choice_and_waivers_and_exits_with_3(command, install, tmp_p
     rows = {row.id: row.verdict for row in read_report(tmp_path / "conformance-report" / "conformance.json").rows}
     assert (status, rows["L0/installed"], rows["L0/probe"], rows["L0/loads"]) == (3, "WAIVED", "PASS", "NOT_RUN")
     assert "INCOMPLETE" in out
+    assert "cases chosen: 2 good, 0 bad" in out
+
+
+def test_a_choice_with_a_bad_case_exits_with_1(command, install):
+    install()
+    status, out, _ = command("run", "--platform", "vllm-broken", "--level", "0", "-k", "L0/inst*", "--jobs", "1")
+    assert (status, "cases chosen: 0 good, 1 bad" in out) == (1, True)
+
+
+def test_a_pattern_that_no_case_has_is_an_error(command, install):
+    install()
+    status, _, err = command("run", "--platform", "vllm-broken", "--level", "0", "-k", "L0/instaled")
+    assert status == 2
+    assert "No case has such an id: L0/instaled" in err
 
 
 @pytest.mark.parametrize(

@@ -37,4 +37,8 @@ def test_the_tree_in_the_docstring_names_every_class() -> None:
 def test_nearest_names_one_or_lists_all() -> None:
     assert errors.nearest("cpx", ["cpu", "toy"]) == "did you mean 'cpu'?"
     assert errors.nearest("zzz", ["cpu", "toy"]) == "use one of: cpu, toy"
+    assert errors.nearest("zzz", ["cpu", "toy"], listed=True) == "use one of those"
+    assert errors.nearest("--frobnicate", ["--strict"]) == "use one of: --strict", "dashes make nothing alike"
+    assert errors.nearest("/v1/nothere", ["/v1/score"]) == "use one of: /v1/score"
+    assert errors.nearest("/chat/completions", ["/v1/chat/completions"]) == "did you mean '/v1/chat/completions'?"
     assert errors.nearest("zzz", []) == "nothing is available"

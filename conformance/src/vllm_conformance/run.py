@@ -7,6 +7,7 @@ import platform as host_platform
 import time
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timezone
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 import msgspec
@@ -24,15 +25,32 @@ from vllm_conformance.verdict import Row, judge
 from vllm_conformance.version import __version__
 from vllm_conformance.worker import Lost, Worker, environment
 from vllm_core.api import DeviceFacts
+from vllm_core.errors import ConfigError, closest
 from vllm_core.version import __version__ as core_version
 
 
 def run(options: RunOptions, *, progress: Progress = lambda row: None, environ: Mapping[str, str] = os.environ) -> Report:
-    """Run the suite. Raises PlatformError for a platform that is not installed, ConfigError for broken lists."""
+    """Run the suite. Raises PlatformError for a platform that is not installed, ConfigError for broken lists and patterns."""
     started, clock = datetime.now(timezone.utc), time.monotonic()
     description = describe(options, environ)
-    rows = run_cases(options, description, chosen(options, description), progress, environ)
+    cases = chosen(options, description)
+    _check_patterns(options, cases)
+    rows = run_cases(options, description, cases, progress, environ)
     return make_report(options, description, rows, started=started, seconds=time.monotonic() - clock)
+
+
+def _check_patterns(options: RunOptions, cases: Sequence[Case]) -> None:
+    for pattern in options.only:
+        if not any(fnmatchcase(case.id, pattern) for case in cases):
+            starts = sorted({case.id.rpartition("/")[0] for case in cases})
+            near = closest(pattern.rpartition("/")[0] or pattern, starts)
+            raise ConfigError(
+                "No case has such an id",
+                on=pattern,
+                found=f"{len(cases)} cases up to level {options.level}, all with other ids",
+                expected="a pattern of whole ids, like L2/rms_norm/*",
+                fix=f"did you mean '{near}/*'?" if near else "put * before and after a part of an id",
+            )
 
 
 def describe(options: RunOptions, environ: Mapping[str, str] = os.environ) -> Description:

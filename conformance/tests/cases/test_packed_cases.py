@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from vllm_conformance.cases import op_classes
-from vllm_core.api import CAPABILITIES, FORMATS, OPS, Full, Offer, QuantTensor, Unsupported, UnsupportedError
+from vllm_core.api import CAPABILITIES, FORMATS, OPS, Full, Offer, Partial, QuantTensor, Unsupported, UnsupportedError
 from vllm_core.ops import linear
 
 NAME = "quantization.weight_only"
+SOME = Partial("some formats", cases=("int8_channel",))
 PRODUCTS = ("linear_pack", "linear", "linear_add", "rms_norm_linear", "gated_linear", "rms_norm_gated_linear")
 
 
@@ -34,10 +35,11 @@ def products(pack, *formats):
 
 @pytest.fixture
 def run_op(subject, run_case):
-    """Run the class of a format on an offer, or on core's references."""
+    """Run the class of a format on an offer, or on core's references, of a platform that claims some formats, or another."""
 
-    def go(own, name, op="linear"):
-        return run_case(subject(own=own), "ops:run_op", op=op, dtype="float16", shape=f"mixed/h512/{name}", seed=1, layout="")
+    def go(own, name, op="linear", claim=SOME):
+        platform = subject(own=own, claims={**dict.fromkeys(CAPABILITIES, Full()), NAME: claim})
+        return run_case(platform, "ops:run_op", op=op, dtype="float16", shape=f"mixed/h512/{name}", seed=1, layout="")
 
     return go
 
@@ -65,6 +67,15 @@ def test_a_format_that_is_read_but_not_offered_is_told(run_op):
 def test_references_refuse_and_are_not_forced(run_op):
     """They decode a weight of any format, as core does for everybody who does not read it."""
     assert run_op((), "int8_channel").outcome == "REFUSED"
+
+
+def test_what_is_claimed_in_full_and_served_by_nobody_fails(run_op):
+    evidence = run_op((), "int8_channel", claim=Full())
+    assert evidence.outcome == "FAIL"
+    assert f"{NAME} is claimed in full" in evidence.detail
+    assert run_op((products("int8_alone", "int8_channel"),), "q4_0", claim=Full()).outcome == "FAIL"
+    assert run_op((products("int8_alone", "int8_channel"),), "int8_channel", claim=Full()).outcome == "PASS"
+    assert run_op((), "int8_channel", "gated_linear", claim=Full()).outcome == "REFUSED", "a fused op is left to its parts"
 
 
 def test_every_format_has_cases_of_both_kinds_of_products_where_packed_weights_are_claimed():

@@ -22,12 +22,13 @@ import msgspec
 import zmq
 
 from vllm_core import pulse
+from vllm_core.endings import KILLED_S, collecting, gone, stopped
 from vllm_core.engine import wire
 from vllm_core.engine.messages import EngineStats
 from vllm_core.engine.postprocess import Postprocessor
 from vllm_core.engine.preprocess import Prepared, Preprocessor
 from vllm_core.engine_facts import EngineFacts
-from vllm_core.errors import DeadlineError, EngineDeadError, RequestError, UnsupportedError, VLLMCoreError
+from vllm_core.errors import DeadlineError, RequestError, UnsupportedError, VLLMCoreError
 from vllm_core.models.labels import check_use, classified
 from vllm_core.output_thread import Batch, OutputThread, Waiter
 from vllm_core.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, RequestOutput
@@ -45,8 +46,6 @@ START_TIMES = 4
 """How many times as long as the first start a later one may take; `step_timeout_s` is the least."""
 CONNECT_S = 5.0
 """How long a message waits for the engine process to take the connection."""
-KILLED_S = 10.0
-"""Seconds in which a killed engine process must have gone; one with much pinned memory takes a while."""
 
 _failure = msgspec.msgpack.Decoder(wire.Failure).decode
 _ready = msgspec.msgpack.Decoder(wire.Ready).decode
@@ -85,6 +84,7 @@ class AsyncLLM(EngineFacts):
         self._restarts: list[float] = []
         self._num_restarts = 0
         self._stopping = False
+        self._collected: asyncio.Task[None] | None = None
         self.error: Exception | None = None
         self.tokenizer: Tokenizer | None = None
         self.max_model_len = 0
@@ -169,6 +169,7 @@ class AsyncLLM(EngineFacts):
             self._context.destroy(linger=0)
             shutil.rmtree(self._folder, ignore_errors=True)
         self._fail_all(self.error or self._death())
+        self._collected = collecting(self._process)
 
     # -- state
 
@@ -462,16 +463,9 @@ class AsyncLLM(EngineFacts):
         """Why the engine process is not there."""
         if self._failure is not None and not (self._ready is not None and self._ready.done()):
             return self._failure.to_error()
-        status = self._process.returncode if self._process is not None else None
-        ended = "it is starting" if status is None else f"exit status {status}"
-        found = ended if self._failure is None else f"{self._failure.what}: {self._failure.found}"
-        return EngineDeadError(
-            "Engine process is gone",
-            on="engine process" if self._failure is None else self._failure.on,
-            found="shut down" if self._stopping else found,
-            expected="a running engine",
-            fix="see the log; send the request again once /health answers 200",
-        )
+        if self._stopping:
+            return stopped()
+        return gone(self._process.returncode if self._process is not None else None, self._failure)
 
     def _fail(self, request_id: str, error: Exception) -> None:
         waiter = self._waiters.get(request_id)

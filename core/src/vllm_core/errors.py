@@ -27,6 +27,7 @@ and what to do about it.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -124,10 +125,23 @@ class EngineDeadError(EngineError):
     """The engine's process is gone."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for the known name closest to ``name``, or the whole list."""
+_FOREWORD = re.compile(r"^(?:-+|/(?:[^/]*/)*)")
+"""What says nothing of a name: an option's dashes, a path's folders."""
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that looks most like ``name``, or None where none does."""
+    alike = difflib.get_close_matches(name, sorted(known), n=8, cutoff=0.6)
+    bare = _FOREWORD.sub("", name)
+    return next((one for one in alike if difflib.get_close_matches(bare, [_FOREWORD.sub("", one)], cutoff=0.6)), None)
+
+
+def nearest(name: str, known: Iterable[str], *, listed: bool = False) -> str:
+    """Return ``did you mean 'x'?`` for the known name closest to ``name``, or the list unless it is ``listed`` before."""
     names = sorted(known)
-    match = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if match:
-        return f"did you mean {match[0]!r}?"
+    match = closest(name, names)
+    if match is not None:
+        return f"did you mean {match!r}?"
+    if listed and names:
+        return "use one of those"
     return f"use one of: {', '.join(names)}" if names else "nothing is available"

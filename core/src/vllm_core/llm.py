@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
+from vllm_core.aside import begun
 from vllm_core.chat import default_sampling, render
 from vllm_core.engine.messages import EngineStats
 from vllm_core.engine.postprocess import Postprocessor, cosine
@@ -52,15 +54,13 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:
         from vllm_core import launch
 
-        with ThreadPoolExecutor(max_workers=1) as beside:
-            # Large vocabularies take seconds, and so do probes and weights.
-            tokenizers: list[Future[Tokenizer | None]] = []
-            design = launch.blueprint(
-                {"model": model, **options},
-                opened=lambda config, source: tokenizers.append(beside.submit(load_tokenizer, config, source)),
-            )
-            self._engine = launch.assemble(design)
-            self._tokenizer = tokenizers[0].result()
+        tokenizers: list[Future[Tokenizer | None]] = []  # large vocabularies take seconds, and so do probes and weights
+        design = launch.blueprint(
+            {"model": model, **options},
+            opened=lambda config, source: tokenizers.append(begun(partial(load_tokenizer, config, source), "tokenizer")),
+        )
+        self._engine = launch.assemble(design)
+        self._tokenizer = tokenizers[0].result()
         self._core = self._engine.core
         self._limits = limits_of(design, self._engine.budget.max_model_len)
         self._pre = Preprocessor(self._limits, self._tokenizer)

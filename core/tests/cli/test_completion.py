@@ -39,6 +39,13 @@ def test_every_command_is_in_the_script(script: Any, shell: str) -> None:
     assert all(name in text for name in COMMANDS)
 
 
+def test_a_command_whose_package_is_not_installed_is_left_out(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_core.cli.conformance.find_spec", lambda name: None)
+    text = script("bash")
+    assert "'serve'" in text
+    assert "'conformance'" not in text
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_shell_can_read_it(script: Any, shell: str) -> None:
     if shutil.which(shell) is None:

@@ -246,7 +246,7 @@ async def test_shutdown_fails_what_runs_and_leaves_no_process(llama, last):
     while not (await llm.stats()).running:
         await asyncio.sleep(0.01)
     llm.shutdown()
-    with pytest.raises(EngineDeadError, match="shut down"):
+    with pytest.raises(EngineDeadError, match="has been stopped"):
         await task
     await process.wait()
     assert has_ended(process.pid)

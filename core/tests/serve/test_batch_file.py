@@ -25,11 +25,12 @@ def line(name: str, body: Any, url: str = "/v1/chat/completions", **more: Any) -
 
 async def answer(engine: Any, *lines: str) -> tuple[int, dict[str | None, Any]]:
     out = io.BytesIO()
-    failed = await batch_file.answer_all(engine, io.BytesIO("\n".join(lines).encode()), out, Features())
+    counts = await batch_file.answer_all(engine, io.BytesIO("\n".join(lines).encode()), out, Features())
     answers = [json.loads(one) for one in out.getvalue().splitlines()]
     assert all(set(one) == {"id", "custom_id", "response", "error"} for one in answers)
     assert len({one["id"] for one in answers}) == len(answers)
-    return failed, {one["custom_id"]: one for one in answers}
+    assert sum(counts) == len(answers)
+    return counts.failed, {one["custom_id"]: one for one in answers}
 
 
 async def test_each_line_has_its_answer(engine: Any) -> None:
@@ -40,6 +41,15 @@ async def test_each_line_has_its_answer(engine: Any) -> None:
     assert answers["7"]["response"]["status_code"] == 200
     assert answers["7"]["response"]["body"]["choices"][0]["message"]["content"] == "Hello wörld"
     assert answers["text"]["response"]["body"]["object"] == "text_completion"
+
+
+async def test_an_id_belongs_to_one_line(engine: Any) -> None:
+    failed, answers = await answer(
+        engine, line("a", {"messages": HI}), line("a", {"messages": HI}), line("b", {"messages": HI})
+    )
+    assert failed == 1
+    assert answers[None]["error"]["message"].startswith("Id is in use: custom_id of line 2")
+    assert {"a", "b"} < set(answers)
 
 
 async def test_a_wrong_request_fails_alone(engine: Any) -> None:

@@ -68,7 +68,7 @@ def run_suite(args: argparse.Namespace) -> int:
     from vllm_conformance.run import run
     from vllm_conformance.subject import DENY
     from vllm_conformance.table import to_table
-    from vllm_conformance.verdict import EXIT_STATUS, GOOD
+    from vllm_conformance.verdict import EXIT_STATUS, GOOD, JUDGED_LEVELS
     from vllm_conformance.waivers import read_waivers
 
     console = Console()
@@ -93,7 +93,11 @@ def run_suite(args: argparse.Namespace) -> int:
     write_junit(report, args.out / JUNIT)
     console.print(to_table(report))
     print(f"written to {args.out / REPORT}")
-    return EXIT_STATUS[report.result]
+    ran = [row for row in report.rows if row.outcome != "NOT_RUN" and row.level in JUDGED_LEVELS]
+    bad = sum(row.verdict not in GOOD for row in ran)
+    if args.only:
+        print(f"cases chosen: {len(ran) - bad} good, {bad} bad")
+    return EXIT_STATUS["NOT_CONFORMANT"] if bad else EXIT_STATUS[report.result]
 
 
 def run_verify(args: argparse.Namespace) -> int:

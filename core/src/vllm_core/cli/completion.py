@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
+
+from vllm_core.errors import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -39,7 +42,8 @@ def _parsers() -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
     root = Parser(prog="vllm-core")
     subparsers = root.add_subparsers()
     for module, _ in COMMANDS.values():
-        import_module(module).add_parser(subparsers)
+        with suppress(ConfigError):  # a command of a package that is not installed
+            import_module(module).add_parser(subparsers)
     yield from _walk((), root)
 
 

@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from vllm_core.elsewhere import instead
-from vllm_core.errors import ConfigError, UnknownOptionError, VLLMCoreError, nearest
+from vllm_core.errors import ConfigError, UnknownOptionError, VLLMCoreError, closest, nearest
 from vllm_core.version import __version__
 
 COMMANDS = {
@@ -132,7 +132,7 @@ def _set_up_logging(default: str) -> None:
             on="VLLM_CORE_LOG_LEVEL",
             found=repr(level),
             expected=f"one of: {', '.join(_LEVELS)}",
-            fix=nearest(level.upper(), _LEVELS),
+            fix=nearest(level.upper(), _LEVELS, listed=True),
         )
     logging.basicConfig(level="WARNING", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("vllm_core").setLevel(level)
@@ -169,9 +169,12 @@ class Parser(argparse.ArgumentParser):
             on=name,
             found=f"no such option of {self.prog}",
             expected=f"what `{self.prog} --help` lists",
-            fix=instead("options", name)
-            or nearest(name, [option for option in self._option_string_actions if option.startswith("--")]),
+            fix=instead("options", name) or self._alike(name),
         )
+
+    def _alike(self, name: str) -> str:
+        match = closest(name, [option for option in self._option_string_actions if option.startswith("--")])
+        return f"see {self.prog} --help" if match is None else f"did you mean {match!r}?"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:  # argparse asks it about values with choices
         if action.choices is None or value in action.choices:
@@ -182,16 +185,18 @@ class Parser(argparse.ArgumentParser):
             on=f"{action.option_strings[0] if action.option_strings else action.metavar or action.dest} of {self.prog}",
             found=repr(value),
             expected=f"one of: {', '.join(names)}",
-            fix=instead("values", action.dest) or nearest(str(value), names),
+            fix=instead("values", action.dest) or nearest(str(value), names, listed=True),
         )
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError."""
+        missing = message.partition("are required: ")[2]
+        choices = [action.choices for action in self._actions if missing in (action.dest, action.metavar) and action.choices]
         raise ConfigError(
             "Command line cannot be read",
             on=self.prog,
-            found=message,
-            expected=f"what `{self.prog} --help` lists",
+            found=f"no {missing.lower()}" if choices else message,
+            expected=f"one of: {', '.join(map(str, choices[0]))}" if choices else f"what `{self.prog} --help` lists",
             fix=f"see {self.prog} --help",
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from vllm_core.cli.features import add_features, features_of
@@ -33,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
 
     from vllm_core.serve import batch_file
 
-    failed = asyncio.run(
+    answered, failed = asyncio.run(
         batch_file.run(args.input_file, args.output_file, features=features_of(args), engine_options=engine_options(args))
     )
+    print(f"{answered} answered, {failed} failed{', each with its error in the answers' if failed else ''}", file=sys.stderr)
     return 1 if failed else 0

@@ -158,7 +158,7 @@ class Preprocessor:
                 on="structured_outputs",
                 found="a Python without xgrammar",
                 expected="the extra structured of vllm-core",
-                fix="pip install xgrammar where the server runs",
+                fix="where the engine runs: pip install './core[structured]' in a checkout, or xgrammar alone",
             )
 
     def _check_stops(self, params: SamplingParams) -> None:

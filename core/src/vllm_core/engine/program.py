@@ -30,6 +30,7 @@ from vllm_core.api import (
 )
 from vllm_core.api import batch as layout
 from vllm_core.engine.captured import FORWARD, CapturedStep, CapturedSteps
+from vllm_core.errors import UnsupportedError
 from vllm_core.ops.dtypes import TORCH_DTYPES
 
 if TYPE_CHECKING:
@@ -239,7 +240,16 @@ class ComposedProgram(StepProgram):
 
     def check_sleep(self) -> None:
         """Raises UnsupportedError where the device brings nothing back."""
-        self._device.restore("weights")  # to a pool that is there nothing happens
+        try:
+            self._device.restore("weights")  # to a pool that is there nothing happens
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                "Engine cannot sleep here",
+                on=error.on,
+                found=error.found,
+                expected=error.expected,
+                fix="leave the engine awake, or stop it to give its memory back",
+            ) from error
 
     def sleep(self) -> None:
         """Weights to the host, KV cache dropped. Raises MemoryBudgetError, with nothing given back, where the host is full."""

@@ -70,8 +70,8 @@ def _near(path: Path) -> str:
     folder = next((parent for parent in path.parents if parent.is_dir()), None)
     if folder is None or str(folder) in (".", "/"):
         return "check the spelling"
-    entries = sorted(entry.name for entry in folder.iterdir())[:8]
-    return f"check the spelling; {folder} holds {', '.join(entries) or 'nothing'}"
+    models = sorted(one.name for one in folder.iterdir() if one.suffix == ".gguf" or _exists(one / "config.json"))
+    return f"check the spelling; {folder} has {', '.join(models[:8])}" if models else "check the spelling"
 
 
 def _demo() -> Path:

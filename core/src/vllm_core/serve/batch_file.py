@@ -9,7 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -37,11 +37,18 @@ class Line(msgspec.Struct):
     method: str = "POST"
 
 
+class Counts(NamedTuple):
+    """Requests of a file."""
+
+    answered: int
+    failed: int
+
+
 _line = msgspec.json.Decoder(Line).decode
 
 
-async def run(input_file: str, output_file: str, *, features: Features, engine_options: Mapping[str, Any]) -> int:
-    """Answer all lines of a file; returns how many failed. Raises VLLMCoreError where the engine does not start."""
+async def run(input_file: str, output_file: str, *, features: Features, engine_options: Mapping[str, Any]) -> Counts:
+    """Answer all lines of a file. Raises VLLMCoreError where the engine does not start."""
     with _open(input_file, "rb", sys.stdin.buffer) as lines, _open(output_file, "wb", sys.stdout.buffer) as out:
         engine = AsyncLLM(**engine_options)
         await engine.start()
@@ -51,21 +58,25 @@ async def run(input_file: str, output_file: str, *, features: Features, engine_o
             engine.shutdown()
 
 
-async def answer_all(engine: Engine, lines: IO[bytes], out: IO[bytes], features: Features) -> int:
+async def answer_all(engine: Engine, lines: IO[bytes], out: IO[bytes], features: Features) -> Counts:
     """Answer lines with an engine that has started, as many at once as it runs and as many again that wait."""
     # Nobody is turned away here: no more lines are read than there are places.
     app = create_app(engine, features=features, max_queued_requests=None, web_page=False, access_log=False)
     places = asyncio.Semaphore(2 * engine.config.scheduler.max_num_seqs)
     tasks: set[asyncio.Task[None]] = set()
-    failed, broken = 0, list[BaseException]()
+    names: set[str] = set()
+    answered, failed, broken = 0, 0, list[BaseException]()
 
     async def answer(number: int, raw: bytes) -> None:
-        nonlocal failed
+        nonlocal answered, failed
         try:
-            result = await _answer(app, number, raw)
+            result = await _answer(app, number, raw, names)
         finally:
             places.release()
-        failed += result["error"] is not None or result["response"]["status_code"] >= 400
+        if result["error"] is not None or result["response"]["status_code"] >= 400:
+            failed += 1
+        else:
+            answered += 1
         out.write(msgspec.json.encode(result) + b"\n")
         out.flush()
 
@@ -88,7 +99,7 @@ async def answer_all(engine: Engine, lines: IO[bytes], out: IO[bytes], features:
         await asyncio.gather(*tasks)
         if broken:
             raise broken[0]
-    return failed
+    return Counts(answered, failed)
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -105,11 +116,11 @@ async def _end(tasks: set[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _answer(app: Any, number: int, raw: bytes) -> dict[str, Any]:
-    """The answer to one line: what HTTP would have said, or why it is no request."""
+async def _answer(app: Any, number: int, raw: bytes, names: set[str]) -> dict[str, Any]:
+    """The answer to one line: what HTTP would have said, or why it is no request. Its id is added to ``names``."""
     result: dict[str, Any] = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": None, "response": None, "error": None}
     try:
-        line = _read(number, raw)
+        line = _read(number, raw, names)
     except RequestError as error:
         return {**result, "error": {"code": "invalid_request", "message": str(error)}}
     status, request_id, body = await call(app, line.url, msgspec.json.encode(line.body))
@@ -117,7 +128,7 @@ async def _answer(app: Any, number: int, raw: bytes) -> dict[str, Any]:
     return {**result, "custom_id": line.custom_id, "response": response}
 
 
-def _read(number: int, raw: bytes) -> Line:
+def _read(number: int, raw: bytes, names: set[str]) -> Line:
     found = ""
     if len(raw) > MAX_LINE_BYTES:
         found = f"more than {MAX_LINE_BYTES} bytes"
@@ -127,6 +138,15 @@ def _read(number: int, raw: bytes) -> Line:
         except (msgspec.DecodeError, RecursionError) as error:
             found = str(error)
         else:
+            if line.custom_id in names:
+                raise RequestError(
+                    "Id is in use",
+                    on=f"custom_id of line {number}",
+                    found=f"{line.custom_id[:64]!r} in a line before",
+                    expected="an id of its own for each request: answers come in any order",
+                    fix="give the line another custom_id",
+                )
+            names.add(line.custom_id)
             if line.method == "POST" and line.url in ENDPOINTS and not line.body.get("stream"):
                 return line
             found = f"{line.method[:16]} {line.url[:64]}{', streamed' if line.body.get('stream') else ''}"

@@ -49,7 +49,7 @@ def decode(body: bytes) -> object:
     try:
         return cast("object", pydantic_core.from_json(body))
     except ValueError as error:
-        raise refused("body", str(error), "valid JSON", "send UTF-8 JSON without lone surrogates") from None
+        raise refused("body", str(error), "valid JSON", "send one JSON object in UTF-8") from None
     finally:
         if collects:
             gc.enable()

@@ -82,7 +82,8 @@ def answer_of(error: VLLMCoreError) -> ErrorAnswer:
         code = "context_length_exceeded"
     if status < 500:
         kind = "rate_limit_error" if status == 429 else "invalid_request_error"
-        return ErrorAnswer(ErrorBody(str(error), kind, error.on, code))
+        param = None if isinstance(error, UnsupportedError) else error.on  # that is about a device
+        return ErrorAnswer(ErrorBody(str(error), kind, param, code))
     if status == 504:
         return ErrorAnswer(ErrorBody(str(error), "timeout", None, "deadline_exceeded"))
     return ErrorAnswer(ErrorBody(str(error), "service_unavailable" if status == 503 else "server_error", None, code))

@@ -370,8 +370,9 @@ def parse(schema: type[Schema], data: object) -> Schema:
         # A field of several types has an error for each: the last one, a list's, says most.
         first = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]][-1]
         name = str(first["loc"][0]) if first["loc"] else "body"
-        found = "nothing" if first["type"] == "missing" else short(first["input"])
-        raise refused(name, found, first["msg"], f"change {name}") from None
+        if first["type"] == "missing":
+            raise refused(name, "nothing", "a value", f"send {name}") from None
+        raise refused(name, short(first["input"]), first["msg"].removeprefix("Input should be "), f"change {name}") from None
 
 
 def _without(name: str) -> str:

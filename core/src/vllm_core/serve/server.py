@@ -30,6 +30,8 @@ log = logging.getLogger("vllm_core.serve")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+FAREWELL_S = 2.0
+"""How long streams whose engine was stopped may take to say so."""
 
 
 class StartableEngine(Engine, Protocol):
@@ -110,6 +112,7 @@ async def serve(options: ServerOptions, engine: StartableEngine, sock: socket.so
     """Start the engine, serve on a bound socket until a signal comes, stop the engine; returns the exit status."""
     signals = _Signals()
     tracing = make_tracing(options.otlp_traces_endpoint)
+    server: _Server | None = None
     try:
         await engine.start()
         server = _Server(_config(create_app(engine, options, tracing=tracing), options))
@@ -126,6 +129,8 @@ async def serve(options: ServerOptions, engine: StartableEngine, sock: socket.so
             raise
     finally:
         engine.shutdown()
+        if server is not None and server.server_state.tasks:  # a second signal: requests have failed now, and say so
+            await asyncio.wait(server.server_state.tasks, timeout=FAREWELL_S)
         tracing.shutdown()
         signals.restore()
     return 128 + signal.SIGINT if signals.received == signal.SIGINT else 0

@@ -86,3 +86,4 @@ async def test_the_second_signal_does_not_wait(start: Any, streams_on: Any, sett
         assert await asyncio.to_thread(server.process.wait, 60) == 0
         outcomes = await asyncio.gather(*running)
         assert not all(one.ended for one in outcomes), "some were still running"
+        assert "Traceback" not in "".join(server.log)

@@ -15,10 +15,21 @@ from vllm_conformance.case import Evidence, Subject
 from vllm_conformance.cases.op_classes import ANY_DTYPE, GRAPH, IN_PLACE, STRIDED
 from vllm_conformance.cases.runs.expect import first_dtype
 from vllm_conformance.cases.runs.refusal import Attempt, refused
-from vllm_core.api import OPS, Accepted, CallSite, Offer, Rejected, load_entry
+from vllm_core.api import FORMATS, OPS, Accepted, CallSite, Full, Offer, Rejected, load_entry
 from vllm_core.api.ops import FP8_ACTIVATION, WHOLES
 from vllm_core.ops.check import Judgement, Provider, Where, judge
 from vllm_core.ops.classes import parse
+
+_PLAIN_OPS = ("linear", "kv_write", "paged_attention", "encoder_attention")
+_CAPABILITIES = {
+    **dict.fromkeys(FORMATS, "quantization.weight_only"),
+    "window": "attention.sliding_window",
+    "cap": "attention.soft_cap",
+    "sinks": "attention.sinks",
+    "kv_fp8": "kv_dtype.fp8",
+    "kv_int8": "kv_dtype.int8",
+}
+"""What the parts of a class's name ask of a platform."""
 
 
 def run_op(subject: Subject, params: Mapping[str, Any]) -> Evidence:
@@ -31,6 +42,12 @@ def run_op(subject: Subject, params: Mapping[str, Any]) -> Evidence:
     if accepted:
         return _evidence([(offer, run_offer(subject, offer, params)) for offer in accepted], params["seed"])
     rejections = [(offer, verdict) for offer, verdict in verdicts if isinstance(verdict, Rejected)]
+    promised = _promised(subject, op, params["shape"])
+    if promised and not any(
+        isinstance(one.judge(site, subject.facts.architecture), Accepted) for one in subject.offers if op in one.ops
+    ):
+        why = "; ".join(f"{offer.provider}: {verdict}" for offer, verdict in rejections)
+        return Evidence("FAIL", f"{promised} is claimed in full, and nobody serves it: {why}")
     # A call does not say that its inputs may be rounded: it is exact, and right, where that is not offered.
     rounding = FP8_ACTIVATION in site.features
     # References decode a weight of any format, as core does for everybody who does not read it.
@@ -38,6 +55,15 @@ def run_op(subject: Subject, params: Mapping[str, Any]) -> Evidence:
     return refused(
         subject, [_attempt(subject, offer, verdict, params, silent[offer.provider]) for offer, verdict in rejections]
     )
+
+
+def _promised(subject: Subject, op: str, shape: str) -> str:
+    """The capability that a class asks for and a platform claims in full, or nothing.
+
+    Only of ops without which no model does: who refuses a fused one leaves it to those that it is composed of.
+    """
+    asked = (_CAPABILITIES.get(part, "") for part in shape.split("/"))
+    return next((name for name in asked if op in _PLAIN_OPS and isinstance(subject.claims.get(name), Full)), "")
 
 
 def run_offer(subject: Subject, offer: Offer, params: Mapping[str, Any]) -> Judgement:

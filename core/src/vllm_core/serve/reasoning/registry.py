@@ -65,7 +65,7 @@ def reasoning_parser(name: str) -> ReasoningParser:
             on="--reasoning-parser",
             found=repr(name),
             expected=f"one of: {', '.join(names)}",
-            fix=nearest(name, names),
+            fix=nearest(name, names, listed=True),
         )
     parser = found[name].load()
     if not isinstance(parser, ReasoningParser):

@@ -81,7 +81,7 @@ def tool_parser(name: str) -> ToolParser:
             on="--tool-call-parser",
             found=repr(name),
             expected=f"one of: {', '.join(names)}",
-            fix=nearest(name, names),
+            fix=nearest(name, names, listed=True),
         )
     parser = found[name].load()
     if not isinstance(parser, ToolParser):
