@@ -1,4 +1,4 @@
-"""Work beside the start of an engine."""
+"""Work beside a start."""
 
 from __future__ import annotations
 

@@ -192,6 +192,12 @@ def one() -> Callable[..., CompletionOutput]:
 
 
 @pytest.fixture(scope="session")
+def room() -> dict[str, Any]:
+    """Options with which a request that nobody ends runs for seconds: a test that has to wait for a core still finds it."""
+    return {"max_model_len": 8192, "hf_overrides": {"max_position_embeddings": 8192}, "kv_cache_memory_bytes": 1 << 25}
+
+
+@pytest.fixture(scope="session")
 def started() -> Callable[..., AbstractAsyncContextManager[AsyncLLM]]:
     """An engine in a process of its own, on a `Tiny` or a folder; it is shut down, and its process has ended, afterwards."""
 

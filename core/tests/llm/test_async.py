@@ -32,8 +32,6 @@ pytestmark = pytest.mark.anyio
 PROMPT = [(17 * i + 2) % 250 for i in range(30)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
-ROOM = {"max_model_len": 8192, "hf_overrides": {"max_position_embeddings": 8192}, "kv_cache_memory_bytes": 1 << 25}
-"""So that a request that nobody ends runs for many seconds: a test that has to wait for a core still finds it."""
 OPTIONS = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 16, "kv_cache_memory_bytes": 1 << 23}
 FAILS_WITH_A_FILE = """
 import pathlib
@@ -76,8 +74,8 @@ async def test_requests_stream_side_by_side(llama, started, last):
         assert await llm.reset_prefix_cache()
 
 
-async def test_closing_a_stream_frees_the_request(llama, started, last):
-    async with started(llama, **ROOM) as llm:
+async def test_closing_a_stream_frees_the_request(llama, started, last, room):
+    async with started(llama, **room) as llm:
         stream = llm.generate(PROMPT, LONG, "long")
         await stream.__anext__()
         assert (await llm.stats()).running == 1
@@ -98,8 +96,8 @@ async def test_closing_a_stream_frees_the_request(llama, started, last):
         assert (await last(llm, PROMPT, GREEDY, "long")).outputs[0].token_ids == llama.greedy(PROMPT, 12)
 
 
-async def test_a_stop_string_ends_the_request_in_the_engine(llama, started, last):
-    async with started(llama, **ROOM) as llm:
+async def test_a_stop_string_ends_the_request_in_the_engine(llama, started, last, room):
+    async with started(llama, **room) as llm:
         text = (await last(llm, "hello", GREEDY, "whole")).outputs[0].text
         stop = next(c for c in text if c != "�")
         out = (await last(llm, "hello", LONG.replace(stop=stop), "stopped")).outputs[0]
@@ -125,8 +123,8 @@ async def test_a_deadline_ends_a_request_and_frees_it(llama, started):
         assert [output async for output in stream][-1].outputs[0].token_ids == llama.greedy(PROMPT, 12)
 
 
-async def test_wrong_requests_disturb_nothing(llama, started, last):
-    async with started(llama, **{**ROOM, "num_gpu_blocks_override": 520, "kv_cache_memory_bytes": None}) as llm:
+async def test_wrong_requests_disturb_nothing(llama, started, last, room):
+    async with started(llama, **{**room, "num_gpu_blocks_override": 520, "kv_cache_memory_bytes": None}) as llm:
         good = asyncio.create_task(last(llm, PROMPT, LONG.replace(max_tokens=2000), "good"))
         for prompt, mentions in (([1, 257], "257"), ([], "empty"), ([1] * 8192, "8192 tokens")):
             with pytest.raises(RequestError, match=mentions):
@@ -138,8 +136,8 @@ async def test_wrong_requests_disturb_nothing(llama, started, last):
         assert (await good).outputs[0].token_ids[:226] == llama.greedy(PROMPT, 226)
 
 
-async def test_a_process_that_is_killed_fails_its_requests_and_starts_again(llama, started, last):
-    async with started(llama, **ROOM) as llm:
+async def test_a_process_that_is_killed_fails_its_requests_and_starts_again(llama, started, last, room):
+    async with started(llama, **room) as llm:
         assert llm.is_alive
         pid = llm._process.pid
         tasks = [asyncio.create_task(last(llm, [i, *PROMPT], LONG, f"r{i}")) for i in range(3)]
@@ -160,9 +158,9 @@ async def test_a_process_that_is_killed_fails_its_requests_and_starts_again(llam
         assert (await llm.stats()).running == 0, "the old requests are not in the new engine"
 
 
-async def test_messages_that_cannot_be_read_end_the_engine(llama, started, last):
+async def test_messages_that_cannot_be_read_end_the_engine(llama, started, last, room):
     """Rather than leave its requests waiting for ever."""
-    async with started(llama, **ROOM) as llm:
+    async with started(llama, **room) as llm:
         task = asyncio.create_task(last(llm, PROMPT, LONG, "r"))
         while not (await llm.stats()).running:
             await asyncio.sleep(0.01)
@@ -240,8 +238,8 @@ async def test_errors_of_the_start_reach_the_owner_whole(llama, tmp_path, wrong,
         await llm._process.wait()
 
 
-async def test_shutdown_fails_what_runs_and_leaves_no_process(llama, last):
-    llm = AsyncLLM(model=str(llama.path), **{**OPTIONS, **ROOM})
+async def test_shutdown_fails_what_runs_and_leaves_no_process(llama, last, room):
+    llm = AsyncLLM(model=str(llama.path), **{**OPTIONS, **room})
     await llm.start()
     folder, process = llm._folder, llm._process
     task = asyncio.create_task(last(llm, PROMPT, LONG, "r"))

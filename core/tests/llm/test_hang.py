@@ -37,10 +37,9 @@ async def serves_again(llm: Any, llama: Any, last: Any) -> None:
 
 
 async def test_a_process_that_a_signal_stopped_is_replaced(
-    llama: Any, monkeypatch: pytest.MonkeyPatch, started: Any, last: Any
+    llama: Any, monkeypatch: pytest.MonkeyPatch, started: Any, last: Any, room: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("vllm_core.pulse.SILENT_S", 3.0)
-    room = {"max_model_len": 8192, "hf_overrides": {"max_position_embeddings": 8192}, "kv_cache_memory_bytes": 1 << 25}
     async with started(llama, **room) as llm:
         running = asyncio.create_task(last(llm, PROMPT, LONG, "running"))
         while not (await llm.stats()).running:

@@ -229,15 +229,16 @@ static inline void weigh_words(const float *scores, int base, int first, int las
     constexpr int VECTORS = 2 * PAIRS;
     constexpr float LOG2_E = 1.44269504088896341f;
     const bool whole = first <= base && last >= base + VECTORS * VF - 1;
+    const auto seen = [&](int v) __attribute__((always_inline)) {
+        const vi lanes = lanes_from(base + v * VF);
+        return vi(lanes >= vi_set(first)) & vi(lanes <= vi_set(last));
+    };
     vf x[VECTORS], top = vf_set(-INFINITY);
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; ++v) {
         x[v] = vf_mul(vf_load(scores + v * VF), vf_mul(vf_load(key_step + v * VF), vf_set(step)));
         if (cap > 0.0f) x[v] = vf_mul(vf_set(cap), vf_tanh(vf_div(x[v], vf_set(cap))));
-        if (!whole) {
-            const vi lanes = lanes_from(base + v * VF), seen = vi(lanes >= vi_set(first)) & vi(lanes <= vi_set(last));
-            x[v] = vf_select(seen, x[v], vf_set(-INFINITY));
-        }
+        if (!whole) x[v] = vf_select(seen(v), x[v], vf_set(-INFINITY));
         top = vf_max(top, x[v]);
     }
     float now = *most, shift = now;
@@ -251,10 +252,7 @@ static inline void weigh_words(const float *scores, int base, int first, int las
     for (int v = 0; v < VECTORS; ++v) {
         vf p = power_of_two(vf_fma(x[v], vf_set(LOG2_E), vf_set(-shift * LOG2_E)));
         x[v] = vf_mul(p, vf_load(value_step + v * VF));
-        if (!whole) {
-            const vi lanes = lanes_from(base + v * VF), seen = vi(lanes >= vi_set(first)) & vi(lanes <= vi_set(last));
-            p = vf_of(vi_of(p) & seen), x[v] = vf_of(vi_of(x[v]) & seen);
-        }
+        if (!whole) p = vf_of(vi_of(p) & seen(v)), x[v] = vf_of(vi_of(x[v]) & seen(v));
         sum = vf_add(sum, p);
         highest = vf_max(highest, x[v]);
     }

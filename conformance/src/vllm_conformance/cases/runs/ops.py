@@ -43,9 +43,8 @@ def run_op(subject: Subject, params: Mapping[str, Any]) -> Evidence:
         return _evidence([(offer, run_offer(subject, offer, params)) for offer in accepted], params["seed"])
     rejections = [(offer, verdict) for offer, verdict in verdicts if isinstance(verdict, Rejected)]
     promised = _promised(subject, op, params["shape"])
-    if promised and not any(
-        isinstance(one.judge(site, subject.facts.architecture), Accepted) for one in subject.offers if op in one.ops
-    ):
+    others = [one for one in subject.offers if op in one.ops and one not in offers]  # references behind own offers
+    if promised and not any(isinstance(one.judge(site, subject.facts.architecture), Accepted) for one in others):
         why = "; ".join(f"{offer.provider}: {verdict}" for offer, verdict in rejections)
         return Evidence("FAIL", f"{promised} is claimed in full, and nobody serves it: {why}")
     # A call does not say that its inputs may be rounded: it is exact, and right, where that is not offered.

@@ -18,12 +18,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from vllm_core.api import StepDelta, StepKey
 from vllm_core.api.ops import OPS
+from vllm_core.aside import begun
 from vllm_core.engine import wire
 from vllm_core.engine.binding import BindingLike, ProviderFailedError
 from vllm_core.engine.memory import GroupMemory, KVBudget, smallest
@@ -128,23 +131,19 @@ class WorkerGroup:
     def join(self, make: Callable[[str], Communicator]) -> Communicator:
         """Form the communicator once every worker is about to; ``make`` gets the rendezvous. Raises the first failure."""
         self._collect(frames.JOINING)
-        made: list[Communicator] = []
-        errors: list[BaseException] = []
 
-        def run() -> None:
-            try:
-                made.append(make(self.rendezvous))
-            except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
-                errors.append(error)
+        def tell(_: Future[Communicator]) -> None:
             with self._changed:
                 self._changed.notify_all()
 
-        threading.Thread(target=run, name="rendezvous", daemon=True).start()
-        self._wait(lambda: bool(made or errors))
-        if errors:
-            raise self.explain(errors[0])
-        self._communicator = made[0]
-        return made[0]
+        made = begun(partial(make, self.rendezvous), "rendezvous")
+        made.add_done_callback(tell)
+        self._wait(made.done)
+        error = made.exception()
+        if error is not None:
+            raise self.explain(error)
+        self._communicator = made.result()
+        return self._communicator
 
     def agree(self, budget: KVBudget, groups: Sequence[GroupMemory]) -> KVBudget:
         """The smallest of all workers' budgets, which all then use. Raises the first failure."""
